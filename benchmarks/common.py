@@ -164,9 +164,9 @@ def read_back(repo: Any, image_id: str) -> None:
 
 
 def read_from_daemon(address: str, image_id: str) -> None:
-    from glance_dedup.client import daemon as daemon_module
+    from glance_dedup.client import daemon_client
 
-    with (daemon_module.Client(address) as far,
+    with (daemon_client.Client(address) as far,
           far.open_image(image_id) as stream):
         while stream.read(stream.piece):
             pass

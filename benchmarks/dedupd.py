@@ -40,7 +40,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import pacing
-from glance_dedup.client import daemon
+from glance_dedup.client import daemon_client
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 from glance_dedup.transfer import pull
@@ -202,7 +202,7 @@ def beside_upload(table, directory, size):
 def pulling(table, directory, address, plain):
     """Pull two similar images into an empty repository."""
     with common.new_repository(directory, 'puller', codec='lz4') as repo:
-        far = daemon.Client(address)
+        far = daemon_client.Client(address)
         pull.pull(repo, 'image-0', far)
         spent = timed(pull.pull, repo, 'image-1', far)
         size = os.path.getsize(plain[1])

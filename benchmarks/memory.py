@@ -31,8 +31,8 @@ from common import MIB
 from glance_store import location
 import upload
 
-from glance_dedup.client import daemon
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.client import daemon_client
+from glance_dedup.driver import dedup_store
 
 
 class Bench(upload.Bench):
@@ -98,7 +98,7 @@ def daemon_at_work(directory: str, images: list[str]) -> None:
             show_growth(f'download through dedupd, {len(urls)} at once',
                         growth)
         show_memory('dedupd, after these', pid)
-        with daemon.Client(address) as far:
+        with daemon_client.Client(address) as far:
             for task in ('merge', 'collect', 'scrub'):
                 far.wait(task, far.start(task))
                 show_memory(f'dedupd, after {task}', pid)

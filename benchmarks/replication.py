@@ -26,7 +26,7 @@ import sys
 
 import common
 
-from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from glance_dedup.transfer import send
 
@@ -40,7 +40,7 @@ def row(name: str, size: float, nonzero: float, unique: float, stored: float,
         + f'{share:>9}{wall:8.1f}', flush=True)
 
 
-def send_all(repo: image_repository.Repository, client: daemon_module.Client,
+def send_all(repo: image_repository.Repository, client: daemon_client.Client,
              images: list[str]) -> None:
     print(f'{"":34}{"MiB":>9}{"nonzero":>9}{"unique":>9}{"stored":>9}'
           f'{"sent":>9}{"":>9}{"seconds":>8}')
@@ -74,7 +74,7 @@ def main() -> None:
                 print(f'storing {path}', file=sys.stderr)
                 repo.put(f'image-{number}', path)
             with common.daemon(directory, away) as (address, _), \
-                    daemon_module.Client(address) as client:
+                    daemon_client.Client(address) as client:
                 send_all(repo, client, args.paths)
                 again = sum(
                     send.send(repo, image_id, client).sent_bytes

@@ -52,8 +52,8 @@ import common
 import synthetic
 
 from glance_dedup.check import format
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 
@@ -95,7 +95,7 @@ import json, io, os, sys, time, warnings
 path, filter_dir, filter_mib, what, image_id = sys.argv[1:]
 warnings.simplefilter('ignore')
 start = time.perf_counter()
-from glance_dedup.driver import store
+from glance_dedup.driver import dedup_store
 import glance_store
 from oslo_config import cfg
 imported = time.perf_counter()
@@ -316,7 +316,7 @@ class Subject:
                 cwd=common.TOP, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL)
             try:
-                address = daemon_module.Client(f'unix:{socket}')
+                address = daemon_client.Client(f'unix:{socket}')
                 status = wait_for(address.status)
                 answers = time.perf_counter() - start
                 while status['catalog']['state'] != 'ready':
@@ -335,7 +335,7 @@ def wait_for(answer):
     while True:
         try:
             return answer()
-        except errors.DaemonUnavailable:
+        except client_errors.DaemonUnavailable:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.002)

@@ -42,7 +42,7 @@ import glance_store
 from glance_store._drivers import filesystem
 from oslo_config import cfg
 
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.driver import dedup_store
 
 #: As a WSGI server reads a request.
 READ = 65536

@@ -29,7 +29,7 @@ from dedupd.serve import slices as slices_module
 from dedupd.serve import uploads as uploads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
-from glance_dedup.client import slices as client_module
+from glance_dedup.client import slice_client
 from glance_dedup.client import wire
 
 _BODY_LIMIT = 64 * 1024
@@ -82,7 +82,7 @@ class API:
         for router in (self.unix, self.status):
             self._add_state(router)
         self._add_control(self.unix)
-        self.unix.add('POST', client_module.PATH, _translated(slices.fetch),
+        self.unix.add('POST', slice_client.PATH, _translated(slices.fetch),
                       slices_module.BODY_BYTES)
 
     # -- routes ------------------------------------------------------------

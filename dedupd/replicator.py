@@ -31,8 +31,8 @@ from dedupd import logs
 from dedupd import records
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors as client_errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import glance_api
 from glance_dedup.repository import image_repository
 from glance_dedup.transfer import site_replication
@@ -379,7 +379,7 @@ class Replicator:
         options = self._conf.replication
         home, away = map(glance_api.Glance,
                          (options.from_cloud, options.to_cloud))
-        with contextlib.closing(daemon_module.Client(
+        with contextlib.closing(daemon_client.Client(
                 options.target_url, cert=options.cert, key=options.key,
                 ca_file=options.ca_file)) as client:
             return run_once(

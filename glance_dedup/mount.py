@@ -29,8 +29,8 @@ import trio
 from glance_dedup.base import endings
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors as client_errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import nbd_client
 from glance_dedup.repository import image_repository
 
@@ -119,7 +119,7 @@ class FromDaemon(Source):
     :param socket: on which the daemon serves NBD
     """
 
-    def __init__(self, client: daemon_module.Client, socket: str) -> None:
+    def __init__(self, client: daemon_client.Client, socket: str) -> None:
         self.name = f'the daemon on {client.address}'
         self._client = client
         self._socket = socket

@@ -30,7 +30,7 @@ import pytest
 from dedupd import opts as dedupd_opts
 from dedupd import problems
 from glance_dedup.cli import main as cli
-from glance_dedup.driver import opts
+from glance_dedup.driver import store_opts
 from tests.support import documents
 
 TOP = documents.TOP
@@ -581,7 +581,7 @@ def names_of(options):
 
 def test_options_of_sentences():
     """``dedup_store_...``, wherever it stands."""
-    known = names_of(opts.dedup_opts)
+    known = names_of(store_opts.dedup_opts)
     for page in documents.pages():
         for name in re.findall(r'\bdedup_store_[a-z_]*[a-z]',
                                page.read_text()):
@@ -590,7 +590,7 @@ def test_options_of_sentences():
 
 def test_options_of_blocks():
     """In every piece of a configuration file."""
-    driver = names_of(opts.dedup_opts)
+    driver = names_of(store_opts.dedup_opts)
     daemon = {group: names_of(options)
               for group, options in dedupd_opts.list_opts()
               if group != 'DEFAULT'}

@@ -19,8 +19,8 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOP))
 
 from glance_dedup.base import exceptions  # noqa: E402
-from glance_dedup.client import daemon as daemon_client  # noqa: E402
-from glance_dedup.client import errors as client_errors  # noqa: E402
+from glance_dedup.client import client_errors  # noqa: E402
+from glance_dedup.client import daemon_client  # noqa: E402
 from glance_dedup.repository import image_repository  # noqa: E402
 from tests.functional import glance_server  # noqa: E402
 

@@ -78,7 +78,7 @@ venv/bin/pip install --quiet --prefer-binary *.whl
 export GLANCE_DEDUP_REPOSITORY=$PWD/repository GLANCE_DEDUP_SOCKET=
 export GLANCE_DEDUP_FILTER_DIR=$PWD/filter
 export PATH=$PWD/venv/bin:$PATH
-python -W ignore -c 'import glance_dedup.driver.store'
+python -W ignore -c 'import glance_dedup.driver.dedup_store'
 head -c 300000 /dev/urandom >image
 glance-dedup repository create
 glance-dedup image put one image

@@ -29,8 +29,8 @@ from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import thread_pool
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
 from glance_dedup.transfer import assembler
@@ -129,7 +129,7 @@ class Arrival:
     def __init__(self, owner: Owner,
                  repository: image_repository.Repository, image_id: str,
                  expected: Expected | None,
-                 connect: Callable[[str | None], daemon_module.Client],
+                 connect: Callable[[str | None], daemon_client.Client],
                  token: str | None, workers: thread_pool.Workers,
                  neighbours: neighbours_module.Neighbours | None = None
                  ) -> None:
@@ -568,7 +568,7 @@ class _Reading:
         except partial_image.NoMore:
             arrival.require_progress()
             return 0
-        except (errors.ClientError, assembler.BadBlock, OSError) as e:
+        except (client_errors.ClientError, assembler.BadBlock, OSError) as e:
             if self.here:
                 return 0
             raise readings.ArrivalFailed(f'{arrival}: {e}') from e

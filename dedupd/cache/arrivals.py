@@ -21,8 +21,8 @@ from dedupd.http import limited
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from glance_dedup.transfer import pull
 
@@ -50,7 +50,7 @@ class Arrivals:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 connect: Callable[[str | None], daemon_module.Client], *,
+                 connect: Callable[[str | None], daemon_client.Client], *,
                  neighbours: neighbours_module.Neighbours | None = None,
                  on_begin: Callable[[str, int], None] = (
                      lambda image_id, size: None),
@@ -108,7 +108,7 @@ class Arrivals:
                 return arrival.result().open(expected, token, held_back)
             except (exceptions.ImageExists, arrival_module.Over):
                 pass                    # somebody was faster
-            except errors.Refused:
+            except client_errors.Refused:
                 if mine:
                     raise
                 # The peer refused another client's token; this one may do.
@@ -218,7 +218,7 @@ class Arrivals:
             self._failures += 1
             self._last_failure = {'time': int(time.time()),
                                   'message': str(failure)}
-            if isinstance(cause, errors.DaemonUnavailable) and (
+            if isinstance(cause, client_errors.DaemonUnavailable) and (
                     not self._stopping):
                 self._away = (time.monotonic() + AWAY_SECONDS,
                               f'{cause}, {time.strftime("%H:%M:%S")}')

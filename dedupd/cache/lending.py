@@ -33,7 +33,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import thread_pool
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 
@@ -101,7 +101,8 @@ class Loan:
             try:
                 self._wanted, self._rest = self._partial.cut(
                     self._rest, WAIT_SECONDS)
-            except (errors.ClientError, readings.ArrivalFailed, OSError):
+            except (client_errors.ClientError, readings.ArrivalFailed,
+                    OSError):
                 return []               # it has not been described here
             self._fetched = None
         return self._of_lot() if self._wanted else []

@@ -25,8 +25,8 @@ import time
 from typing import Any
 
 from glance_dedup.base import thread_pool
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 
@@ -94,7 +94,7 @@ class Neighbours:
     """
 
     def __init__(self, addresses: list[str],
-                 connect: Callable[[str, str | None], daemon_module.Client],
+                 connect: Callable[[str, str | None], daemon_client.Client],
                  repository_id: str) -> None:
         self.hosts = [Host(address) for address in dict.fromkeys(addresses)]
         self.connect = connect
@@ -156,7 +156,7 @@ class Asking:
         self._token = token
         self._lock = threading.Lock()
         # By address: the client; how many of its bytes are counted.
-        self._clients: dict[str, daemon_module.Client] = {}
+        self._clients: dict[str, daemon_client.Client] = {}
         self._counted: dict[str, int] = {}
         # By address: the offset before which it has everything; until when it
         # is not asked.
@@ -254,13 +254,13 @@ class Asking:
                     if time.monotonic() > deadline:
                         raise TimeoutError('it is too slow')
             if lot.wanted and loan.stored >= lot.end:
-                raise errors.BadAnswer(
+                raise client_errors.BadAnswer(
                     f'it announced that it has the first {loan.stored} bytes '
                     f'of image {self._image_id}, and did not send all of '
                     'them')
-        except errors.Refused as e:
+        except client_errors.Refused as e:
             self._refused(host, e, began)
-        except (errors.ClientError, assembler.BadBlock, OSError,
+        except (client_errors.ClientError, assembler.BadBlock, OSError,
                 ValueError) as e:
             if not self._over:
                 self._rack.put_aside(host, f'image {self._image_id}: {e}')
@@ -268,10 +268,11 @@ class Asking:
             if client is not None:
                 self._count(host, client)
 
-    def _client(self, host: Host) -> daemon_module.Client:
+    def _client(self, host: Host) -> daemon_client.Client:
         with self._lock:
             if self._over:
-                raise errors.DaemonUnavailable('nobody wants it any more')
+                raise client_errors.DaemonUnavailable(
+                    'nobody wants it any more')
             client = self._clients.get(host.address)
             if client is None:
                 client = self._rack.connect(host.address, self._token())
@@ -279,7 +280,7 @@ class Asking:
                 self._counted[host.address] = 0
             return client
 
-    def _count(self, host: Host, client: daemon_module.Client) -> None:
+    def _count(self, host: Host, client: daemon_client.Client) -> None:
         with self._lock:
             if self._clients.get(host.address) is client:
                 received = client.received
@@ -291,7 +292,7 @@ class Asking:
         with self._lock:
             self._stored[host.address] = stored
 
-    def _refused(self, host: Host, refusal: errors.Refused, began: float
+    def _refused(self, host: Host, refusal: client_errors.Refused, began: float
                  ) -> None:
         if refusal.repository_id:
             self._rack.met(host, refusal.repository_id)

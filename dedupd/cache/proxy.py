@@ -47,7 +47,7 @@ from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
@@ -58,7 +58,7 @@ OPEN_SECONDS = 30.0
 #: Threads that open images.
 _THREADS = 16
 
-_FAILURES = (readings.ArrivalFailed, errors.ClientError,
+_FAILURES = (readings.ArrivalFailed, client_errors.ClientError,
              exceptions.RepositoryError, OSError, ValueError)
 
 

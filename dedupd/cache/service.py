@@ -27,8 +27,8 @@ from dedupd.http import upstream as upstream_module
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 
 
@@ -118,13 +118,13 @@ def require_nova_options(conf: cfg.ConfigOpts) -> None:
 
 def _connect(conf: cfg.ConfigOpts, address: str, token: str | None = None,
              connect_timeout: float = 10.0, timeout: float = 60.0
-             ) -> daemon_module.Client:
+             ) -> daemon_client.Client:
     """A client of the storing host's daemon, or of a neighbour's.
 
     :param token: the user's token, if this host is not an operator
     """
     options = conf.cache
-    return daemon_module.Client(
+    return daemon_client.Client(
         address, ca_file=options.upstream_ca, cert=options.upstream_cert,
         key=options.upstream_key,
         token=None if options.upstream_cert else token,
@@ -217,7 +217,7 @@ class Cache:
         try:
             reading = self.arrivals.open(image_id, expected, None,
                                          held_back=held_back)
-        except errors.Refused as e:
+        except client_errors.Refused as e:
             if e.code in (401, 403, 404):
                 raise exceptions.ImageNotFound(str(e)) from e
             raise

@@ -30,8 +30,8 @@ from dedupd.http.upstream import without
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import thread_pool
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
 from glance_dedup.transfer import send
@@ -139,7 +139,7 @@ class Uploads:
 
     def __init__(self, repository: image_repository.Repository,
                  upstream: upstream_module.Upstream,
-                 connect: Callable[[], daemon_module.Client]) -> None:
+                 connect: Callable[[], daemon_client.Client]) -> None:
         self._repository = repository
         self._upstream = upstream
         self._connect = connect
@@ -173,7 +173,7 @@ class Uploads:
         try:
             try:
                 kept = await self._run(self._begin, record)
-            except (OSError, errors.ClientError,
+            except (OSError, client_errors.ClientError,
                     exceptions.RepositoryError) as e:
                 self._failed(image_id, e)
                 self._plain += 1
@@ -265,7 +265,7 @@ class Uploads:
         except send.Unsure as e:
             self._failed(image_id, e)
             return await self._settled(kept.size, target, headers), True
-        except (errors.ClientError, exceptions.RepositoryError, OSError,
+        except (client_errors.ClientError, exceptions.RepositoryError, OSError,
                 ValueError) as e:
             self._failed(image_id, e)
             return None, False

@@ -17,7 +17,7 @@ from oslo_log import log
 
 from dedupd.cache import offers as offers_module
 from glance_dedup.base import exceptions
-from glance_dedup.client import errors as client_errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import nbd_client
 from glance_dedup import mount
 from glance_dedup.repository import image_repository

@@ -30,8 +30,8 @@ from dedupd.novabase import mounting
 from dedupd.novabase import operations as operations_module
 from dedupd import systemd
 from glance_dedup.base import exceptions
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors as client_errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import glance_api
 from glance_dedup import mount
 from glance_dedup.repository import image_repository
@@ -46,7 +46,7 @@ _MOUNT = {'allow_other': True, 'writable': True}
 def _wrong_images(conf: cfg.ConfigOpts) -> frozenset[str] | None:
     """The images that the daemon found wrong; None: it does not answer."""
     try:
-        with daemon_module.Client(f'unix:{conf.dedupd.socket}') as client:
+        with daemon_client.Client(f'unix:{conf.dedupd.socket}') as client:
             return frozenset(client.status()['cache']['held']['wrong'])
     except (client_errors.ClientError, KeyError, TypeError) as e:
         LOG.warning('dedupd does not answer: %s', e)
@@ -56,7 +56,7 @@ def _wrong_images(conf: cfg.ConfigOpts) -> frozenset[str] | None:
 def _is_missing(conf: cfg.ConfigOpts, image_id: str) -> bool:
     """Whether the daemon says that neither it nor the storing host has it."""
     try:
-        with daemon_module.Client(f'unix:{conf.dedupd.socket}') as client:
+        with daemon_client.Client(f'unix:{conf.dedupd.socket}') as client:
             client.request('HEAD', f'/v1/images/{image_id}').close()
     except client_errors.Refused as e:
         return e.code == 404

@@ -36,7 +36,7 @@ from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import thread_pool
-from glance_dedup.client import nbd_protocol as protocol
+from glance_dedup.client import nbd_protocol
 from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
@@ -54,19 +54,19 @@ PIECE = 256 * 1024
 CONNECTION_BYTES = 8 << 20
 SHARED_BYTES = 256 << 20
 
-_FLAGS = (protocol.Flag.HAS_FLAGS | protocol.Flag.READ_ONLY
-          | protocol.Flag.SEND_FLUSH | protocol.Flag.CAN_MULTI_CONN
-          | protocol.Flag.SEND_CACHE)
-_WRITES = (protocol.Command.WRITE, protocol.Command.TRIM,
-           protocol.Command.WRITE_ZEROES)
+_FLAGS = (nbd_protocol.Flag.HAS_FLAGS | nbd_protocol.Flag.READ_ONLY
+          | nbd_protocol.Flag.SEND_FLUSH | nbd_protocol.Flag.CAN_MULTI_CONN
+          | nbd_protocol.Flag.SEND_CACHE)
+_WRITES = (nbd_protocol.Command.WRITE, nbd_protocol.Command.TRIM,
+           nbd_protocol.Command.WRITE_ZEROES)
 #: The flags that each reading command may have.
 _ALLOWED: dict[int, int] = {
-    protocol.Command.READ: protocol.RequestFlag.DF,
-    protocol.Command.CACHE: 0,
-    protocol.Command.BLOCK_STATUS: protocol.RequestFlag.REQ_ONE}
-_META_CONTEXT = (protocol.Option.LIST_META_CONTEXT,
-                 protocol.Option.SET_META_CONTEXT)
-_NO_DATA = (protocol.Option.LIST, protocol.Option.STRUCTURED_REPLY)
+    nbd_protocol.Command.READ: nbd_protocol.RequestFlag.DF,
+    nbd_protocol.Command.CACHE: 0,
+    nbd_protocol.Command.BLOCK_STATUS: nbd_protocol.RequestFlag.REQ_ONE}
+_META_CONTEXT = (nbd_protocol.Option.LIST_META_CONTEXT,
+                 nbd_protocol.Option.SET_META_CONTEXT)
+_NO_DATA = (nbd_protocol.Option.LIST, nbd_protocol.Option.STRUCTURED_REPLY)
 #: Errors that reading may raise; any other is a bug of this program.
 _EXPECTED = (exceptions.RepositoryError, readings.ArrivalFailed, MemoryError)
 
@@ -234,7 +234,7 @@ class _Connection:
             reading = await self._negotiate()
             if reading is not None:
                 await self._serve(reading)
-        except protocol.Violation as e:
+        except nbd_protocol.Violation as e:
             _STRANGERS.warning(
                 'An NBD client%s was disconnected: %s.',
                 f' of image {self._name}' if self._name else '', e)
@@ -255,12 +255,12 @@ class _Connection:
     async def _negotiate(self) -> readings.Reading | None:
         """Negotiate until the client has an export; None: it gets none."""
         async with self._in_time():
-            await self._send(protocol.GREETING)
-            flags, = protocol.CLIENT_FLAGS.unpack(await self._input.take(
-                protocol.CLIENT_FLAGS.size))
-        if flags & ~protocol.NO_ZEROES != protocol.FIXED_NEWSTYLE:
-            raise protocol.Violation(f'its flags are {flags:#x}')
-        self._no_zeroes = bool(flags & protocol.NO_ZEROES)
+            await self._send(nbd_protocol.GREETING)
+            flags, = nbd_protocol.CLIENT_FLAGS.unpack(await self._input.take(
+                nbd_protocol.CLIENT_FLAGS.size))
+        if flags & ~nbd_protocol.NO_ZEROES != nbd_protocol.FIXED_NEWSTYLE:
+            raise nbd_protocol.Violation(f'its flags are {flags:#x}')
+        self._no_zeroes = bool(flags & nbd_protocol.NO_ZEROES)
         while True:
             # Only until the client has an export: a guest never loses the
             # connection from which it reads.
@@ -268,27 +268,27 @@ class _Connection:
             async with self._in_time():
                 option, data = await self._receive_option()
             self._place.spare = False
-            if option == protocol.Option.ABORT:
+            if option == nbd_protocol.Option.ABORT:
                 await self._acknowledge(option)
                 return None
-            if option == protocol.Option.EXPORT_NAME:
+            if option == nbd_protocol.Option.EXPORT_NAME:
                 return await self._open_old(data)
             try:
                 reading = await self._answer_option(option, data)
-            except protocol.Invalid as e:
-                await self._refuse(option, protocol.Reply.ERR_INVALID,
+            except nbd_protocol.Invalid as e:
+                await self._refuse(option, nbd_protocol.Reply.ERR_INVALID,
                                    str(e))
                 continue
             if reading is not None:
                 return reading
 
     async def _receive_option(self) -> tuple[int, bytes]:
-        magic, option, length = protocol.OPTION.unpack(
-            await self._input.take(protocol.OPTION.size))
-        if magic != protocol.OPTION_MAGIC:
-            raise protocol.Violation(f'an option begins with {magic!r}')
-        if length > protocol.MAX_OPTION:
-            raise protocol.Violation(
+        magic, option, length = nbd_protocol.OPTION.unpack(
+            await self._input.take(nbd_protocol.OPTION.size))
+        if magic != nbd_protocol.OPTION_MAGIC:
+            raise nbd_protocol.Violation(f'an option begins with {magic!r}')
+        if length > nbd_protocol.MAX_OPTION:
+            raise nbd_protocol.Violation(
                 f'option {option} announces {length} bytes of data')
         return option, await self._input.take(length)
 
@@ -296,45 +296,46 @@ class _Connection:
                              ) -> readings.Reading | None:
         """Answer an option; return the image to read, if it named one.
 
-        :raises protocol.Invalid: if the data are invalid
+        :raises nbd_protocol.Invalid: if the data are invalid
         """
         if option in _NO_DATA and data:
-            raise protocol.Invalid('this option has no data')
-        if option in (protocol.Option.INFO, protocol.Option.GO):
+            raise nbd_protocol.Invalid('this option has no data')
+        if option in (nbd_protocol.Option.INFO, nbd_protocol.Option.GO):
             return await self._open(option, data)
-        if option == protocol.Option.LIST:
+        if option == nbd_protocol.Option.LIST:
             names = await self._exports.run(self._exports.repository.images)
-            await self._send(b''.join(map(protocol.server_reply, names)))
+            await self._send(b''.join(map(nbd_protocol.server_reply, names)))
             await self._acknowledge(option)
-        elif option == protocol.Option.STRUCTURED_REPLY:
+        elif option == nbd_protocol.Option.STRUCTURED_REPLY:
             self._structured = True
             await self._acknowledge(option)
         elif option in _META_CONTEXT:
             await self._answer_contexts(option, data)
         else:
-            await self._refuse(option, protocol.Reply.ERR_UNSUP,
+            await self._refuse(option, nbd_protocol.Reply.ERR_UNSUP,
                                f'option {option} is not known')
         return None
 
     async def _acknowledge(self, option: int) -> None:
-        await self._send(protocol.option_reply(option, protocol.Reply.ACK))
+        await self._send(nbd_protocol.option_reply(option,
+                                                   nbd_protocol.Reply.ACK))
 
-    async def _refuse(self, option: int, kind: protocol.Reply,
+    async def _refuse(self, option: int, kind: nbd_protocol.Reply,
                       why: str) -> None:
-        await self._send(protocol.option_error(option, kind, why))
+        await self._send(nbd_protocol.option_error(option, kind, why))
 
     async def _answer_contexts(self, option: int, data: bytes) -> None:
-        setting = option == protocol.Option.SET_META_CONTEXT
+        setting = option == nbd_protocol.Option.SET_META_CONTEXT
         if setting:
             self._context = None
         if not self._structured:
-            raise protocol.Invalid('structured replies were not asked for')
-        name, queries = protocol.parse_contexts(data)
-        found = protocol.CONTEXT in queries
+            raise nbd_protocol.Invalid('structured replies were not asked for')
+        name, queries = nbd_protocol.parse_contexts(data)
+        found = nbd_protocol.CONTEXT in queries
         if not setting:
             found = found or not queries or b'base:' in queries
         if found:
-            await self._send(protocol.context_reply(option))
+            await self._send(nbd_protocol.context_reply(option))
             if setting:
                 self._context = name
         await self._acknowledge(option)
@@ -343,18 +344,18 @@ class _Connection:
 
     async def _open(self, option: int, data: bytes
                     ) -> readings.Reading | None:
-        name, wanted = protocol.parse_go(data)
+        name, wanted = nbd_protocol.parse_go(data)
         try:
             reading = await self._reading(name)
         except Exception as e:
             if not isinstance(e, exceptions.ImageNotFound):
                 _STRANGERS.warning('Image %s cannot be exported: %s',
                                    self._name, e)
-            await self._refuse(option, protocol.Reply.ERR_UNKNOWN, str(e))
+            await self._refuse(option, nbd_protocol.Reply.ERR_UNKNOWN, str(e))
             return None
-        go = option == protocol.Option.GO
+        go = option == nbd_protocol.Option.GO
         try:
-            await self._send(protocol.info_replies(
+            await self._send(nbd_protocol.info_replies(
                 option, name, reading.size, self._flags(),
                 reading.upload_id,
                 self._exports.repository.parameters.block_size, wanted))
@@ -372,11 +373,11 @@ class _Connection:
         try:
             reading = await self._reading(data)
         except Exception as e:
-            raise protocol.Violation(
+            raise nbd_protocol.Violation(
                 f'EXPORT_NAME has no answer for an error: {e}')
         try:
             await self._send(
-                protocol.export_data(reading.size, self._flags())
+                nbd_protocol.export_data(reading.size, self._flags())
                 + (b'' if self._no_zeroes else bytes(124)))
         except BaseException:
             await self._exports.run(reading.close)
@@ -393,9 +394,9 @@ class _Connection:
         self._name = image_id
         return await self._exports.run(self._exports.opener, image_id)
 
-    def _flags(self) -> protocol.Flag:
-        return _FLAGS | (protocol.Flag.SEND_DF if self._structured
-                         else protocol.Flag(0))
+    def _flags(self) -> nbd_protocol.Flag:
+        return _FLAGS | (nbd_protocol.Flag.SEND_DF if self._structured
+                         else nbd_protocol.Flag(0))
 
     def _keep_context(self, name: bytes) -> None:
         if self._context != name:
@@ -421,25 +422,25 @@ class _Connection:
             exports.served -= 1
             await exports.run(reading.close)
 
-    async def _next(self) -> protocol.Request | None:
+    async def _next(self) -> nbd_protocol.Request | None:
         """The next request; None when the client disconnects."""
         if not await self._input.any():
             return None
         async with self._in_time():
-            request = protocol.parse_request(
-                await self._input.take(protocol.REQUEST.size))
-        if request.command == protocol.Command.DISC:
+            request = nbd_protocol.parse_request(
+                await self._input.take(nbd_protocol.REQUEST.size))
+        if request.command == nbd_protocol.Command.DISC:
             return None
-        if request.command == protocol.Command.WRITE:
-            if request.length > protocol.MAX_PAYLOAD:
-                raise protocol.Violation(
+        if request.command == nbd_protocol.Command.WRITE:
+            if request.length > nbd_protocol.MAX_PAYLOAD:
+                raise nbd_protocol.Violation(
                     f'a write has {request.length} bytes')
             async with self._in_time():
                 await self._input.skip(request.length)
         return request
 
     async def _answer(self, reading: readings.Reading,
-                      request: protocol.Request) -> None:
+                      request: nbd_protocol.Request) -> None:
         try:
             try:
                 await self._perform(reading, request)
@@ -459,30 +460,30 @@ class _Connection:
             raise streams.Disconnected('the daemon ends')
 
     async def _perform(self, reading: readings.Reading,
-                       request: protocol.Request) -> None:
+                       request: nbd_protocol.Request) -> None:
         """:raises _Refused: if the request is invalid or not allowed"""
         command = request.command
         if command in _WRITES:
-            raise _Refused(protocol.Error.EPERM, 'images are read-only')
-        if command == protocol.Command.FLUSH:
-            return await self._reply(protocol.simple_reply(request.cookie))
+            raise _Refused(nbd_protocol.Error.EPERM, 'images are read-only')
+        if command == nbd_protocol.Command.FLUSH:
+            return await self._reply(nbd_protocol.simple_reply(request.cookie))
         allowed = _ALLOWED.get(command)
         if allowed is None or request.flags & ~allowed:
-            raise _Refused(protocol.Error.EINVAL,
+            raise _Refused(nbd_protocol.Error.EINVAL,
                            f'there is no command {command} with the flags '
                            f'{request.flags:#x}')
         if not request.length or request.end > reading.size:
-            raise _Refused(protocol.Error.EINVAL,
+            raise _Refused(nbd_protocol.Error.EINVAL,
                            f'there are no {request.length} bytes at '
                            f'{request.offset} of {reading.size}')
-        if command == protocol.Command.CACHE:
+        if command == nbd_protocol.Command.CACHE:
             await self._prefetch(reading, request)
-        elif command == protocol.Command.BLOCK_STATUS:
+        elif command == nbd_protocol.Command.BLOCK_STATUS:
             await self._tell_extents(reading, request)
         else:
             await self._read(reading, request)
 
-    async def _failed(self, request: protocol.Request,
+    async def _failed(self, request: nbd_protocol.Request,
                       error: Exception) -> None:
         """Report a failure to the client, and to the log if it is new there.
 
@@ -497,8 +498,9 @@ class _Connection:
                 request.offset, error, exc_info=(
                     None if isinstance(error, _EXPECTED) else error))
         await self._reply_error(
-            request, protocol.Error.ENOMEM if isinstance(error, MemoryError)
-            else protocol.Error.EIO, str(error))
+            request,
+            nbd_protocol.Error.ENOMEM if isinstance(error, MemoryError)
+            else nbd_protocol.Error.EIO, str(error))
 
     # -- replies -----------------------------------------------------------
 
@@ -506,24 +508,24 @@ class _Connection:
         async with self._sending:
             await self._send(data)
 
-    async def _reply_error(self, request: protocol.Request,
-                           error: protocol.Error, why: str) -> None:
+    async def _reply_error(self, request: nbd_protocol.Request,
+                           error: nbd_protocol.Error, why: str) -> None:
         if self._structured:
-            await self._reply(protocol.error_chunk(request.cookie, error,
-                                                   why))
+            await self._reply(nbd_protocol.error_chunk(request.cookie, error,
+                                                       why))
         else:
-            await self._reply(protocol.simple_reply(request.cookie, error))
+            await self._reply(nbd_protocol.simple_reply(request.cookie, error))
 
     async def _read(self, reading: readings.Reading,
-                    request: protocol.Request) -> None:
+                    request: nbd_protocol.Request) -> None:
         cookie, length = request.cookie, request.length
         whole = not self._structured or bool(
-            request.flags & protocol.RequestFlag.DF)
-        if whole and length > protocol.MAX_PAYLOAD:
-            raise _Refused(protocol.Error.EINVAL,
+            request.flags & nbd_protocol.RequestFlag.DF)
+        if whole and length > nbd_protocol.MAX_PAYLOAD:
+            raise _Refused(nbd_protocol.Error.EINVAL,
                            f'{length} bytes are too many at once')
-        room = protocol.DATA_HEAD if self._structured else (
-            protocol.SIMPLE_HEAD)
+        room = nbd_protocol.DATA_HEAD if self._structured else (
+            nbd_protocol.SIMPLE_HEAD)
         step = length if whole else PIECE
         for offset in range(request.offset, request.end, step):
             size = min(step, request.end - offset)
@@ -532,9 +534,9 @@ class _Connection:
                 reply = memoryview(bytearray(room + size))
                 await self._fill(reading, reply[room:], offset)
                 reply[:room] = (
-                    protocol.data_head(cookie, offset, size,
-                                       offset + size == request.end)
-                    if self._structured else protocol.simple_reply(cookie))
+                    nbd_protocol.data_head(cookie, offset, size,
+                                           offset + size == request.end)
+                    if self._structured else nbd_protocol.simple_reply(cookie))
                 await self._reply(reply)
             self._exports.sent += size
 
@@ -546,7 +548,7 @@ class _Connection:
                 f'image {self._name} ended before its end')
 
     async def _prefetch(self, reading: readings.Reading,
-                        request: protocol.Request) -> None:
+                        request: nbd_protocol.Request) -> None:
         """Bring a range into the caches, or have it fetched."""
         size = min(PIECE, request.length)
         async with self._exports.memory.hold(self._share, size):
@@ -554,23 +556,23 @@ class _Connection:
             for offset in range(request.offset, request.end, size):
                 await self._fill(
                     reading, view[:request.end - offset], offset)
-        await self._reply(protocol.simple_reply(request.cookie))
+        await self._reply(nbd_protocol.simple_reply(request.cookie))
 
     async def _tell_extents(self, reading: readings.Reading,
-                            request: protocol.Request) -> None:
+                            request: nbd_protocol.Request) -> None:
         if self._context is None:
-            raise _Refused(protocol.Error.EINVAL,
+            raise _Refused(nbd_protocol.Error.EINVAL,
                            'no metadata context was selected')
         extents: Collection[tuple[int, bool]] = await self._exports.run(
             reading.extents, request.offset, request.length)
-        if request.flags & protocol.RequestFlag.REQ_ONE:
+        if request.flags & nbd_protocol.RequestFlag.REQ_ONE:
             extents = list(extents)[:1]
-        await self._reply(protocol.status_chunk(request.cookie, extents))
+        await self._reply(nbd_protocol.status_chunk(request.cookie, extents))
 
 
 class _Refused(Exception):
     """A request must be answered with this error."""
 
-    def __init__(self, error: protocol.Error, message: str) -> None:
+    def __init__(self, error: nbd_protocol.Error, message: str) -> None:
         super().__init__(message)
         self.error = error

@@ -37,7 +37,7 @@ from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import thread_pool
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import shared_memory
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
@@ -302,7 +302,7 @@ class Reads:
             try:
                 return await asyncio.wrap_future(
                     self._fetchers.submit(self._arrive, image_id))
-            except (readings.ArrivalFailed, errors.ClientError) as e:
+            except (readings.ArrivalFailed, client_errors.ClientError) as e:
                 raise messages.HTTPError(503, str(e))
 
     async def _ask_glance(self, request: messages.Request, image_id: str

@@ -22,7 +22,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hexids
 from glance_dedup.base import thread_pool
-from glance_dedup.client import slices as client_module
+from glance_dedup.client import slice_client
 from glance_dedup.objects import slice_cache
 from glance_dedup.repository import image_repository
 
@@ -34,7 +34,7 @@ MAX_WAIT = 30.0
 # Threads that look at groups, and start requests.
 _THREADS = 4
 _NUMBERS = {'group': (0, (1 << 32) - 1), 'first': (0, (1 << 32) - 1),
-            'count': (1, client_module.MAX_COUNT), 'wait': (0, MAX_WAIT)}
+            'count': (1, slice_client.MAX_COUNT), 'wait': (0, MAX_WAIT)}
 
 
 @dataclasses.dataclass(frozen=True)

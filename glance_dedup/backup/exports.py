@@ -16,7 +16,7 @@ import contextlib
 from typing import Any
 
 from glance_dedup.backup import views
-from glance_dedup.client import errors as client_errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import nbd_reader
 
 #: The name under which a job exports what was written since the checkpoint.

@@ -12,10 +12,10 @@ from cliff import command
 from glance_dedup.cli import common
 from glance_dedup.cli import progress as progress_module
 from glance_dedup.cli import settings as settings_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 
 if typing.TYPE_CHECKING:
-    from glance_dedup.client import daemon as client_module
+    from glance_dedup.client import daemon_client
 
 # Commands do without a daemon that takes longer to answer.
 _CONNECT_SECONDS = 2.0
@@ -72,18 +72,18 @@ class RepositoryCommand(command.Command):
             return self.settings.path
         self.require_repository()
         assert self.status is not None      # nothing else says where it is
-        from glance_dedup.client import daemon as client_module
+        from glance_dedup.client import daemon_client
 
-        return client_module.path_of(self.status)
+        return daemon_client.path_of(self.status)
 
     def open(self, **options):
         """The repository, opened with the settings and these options."""
         # Help and usage errors need no engine.
-        from glance_dedup.client import slices
+        from glance_dedup.client import slice_client
         from glance_dedup.repository import image_repository
 
         return image_repository.Repository(self.path, **{
-            'ask_slices': slices.Asker(self.settings.socket),
+            'ask_slices': slice_client.Asker(self.settings.socket),
             'reserve_mib': self.settings.reserve_mib,
             **self._index(), **options})
 
@@ -121,7 +121,7 @@ class RepositoryCommand(command.Command):
 
     # -- the daemon -----------------------------------------------------------
 
-    def daemon(self) -> 'client_module.Client | None':
+    def daemon(self) -> 'daemon_client.Client | None':
         """The repository's daemon; None if it does not answer.
 
         It is also None if the daemon on the socket serves another repository.
@@ -131,19 +131,19 @@ class RepositoryCommand(command.Command):
         if not self._may_answer():
             return None
         # Only here: HTTP and TLS take longer to import than a command runs.
-        from glance_dedup.client import daemon as client_module
+        from glance_dedup.client import daemon_client
 
         try:
-            client = client_module.Client(
+            client = daemon_client.Client(
                 f'unix:{self.settings.socket}',
                 connect_timeout=_CONNECT_SECONDS, timeout=_ANSWER_SECONDS)
         except ValueError as e:
             raise common.UsageError(f'--socket: {e}') from e
         try:
             status = client.status()
-            found = client_module.repository_of(status)
-            path = client_module.path_of(status)
-        except errors.DaemonUnavailable:
+            found = daemon_client.repository_of(status)
+            path = daemon_client.path_of(status)
+        except client_errors.DaemonUnavailable:
             return None
         if not self._is_ours(found, path):
             return None
@@ -155,15 +155,15 @@ class RepositoryCommand(command.Command):
         path = self.settings.socket
         return bool(path) and ('\0' in path or os.path.exists(path))
 
-    def healthy_daemon(self) -> 'client_module.Client | None':
+    def healthy_daemon(self) -> 'daemon_client.Client | None':
         """As `daemon`; also None if the daemon is in trouble."""
         if not self._may_answer():
             return None
-        with contextlib.suppress(errors.ClientError):
+        with contextlib.suppress(client_errors.ClientError):
             return self.daemon()
         return None
 
-    def require_repository(self) -> 'client_module.Client | None':
+    def require_repository(self) -> 'daemon_client.Client | None':
         """As `daemon`; None means that the command works without it.
 
         :raises UsageError: nothing says where the repository is

@@ -15,7 +15,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import printable
 from glance_dedup.base import scopes
 from glance_dedup.base import units
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 
 
 #: Exit statuses. Those of no repository and of a lock are restic's.
@@ -195,12 +195,12 @@ def client_of(parsed_args, token: str | None = None):
     :raises UsageError: the address or a file is malformed, or there is a key
         without a certificate
     """
-    from glance_dedup.client import daemon
+    from glance_dedup.client import daemon_client
 
     if parsed_args.key is not None and parsed_args.cert is None:
         raise UsageError('--key needs --cert')
     try:
-        return daemon.Client(
+        return daemon_client.Client(
             parsed_args.address, cert=parsed_args.cert, key=parsed_args.key,
             ca_file=parsed_args.ca_file, token=token)
     except ValueError as e:
@@ -339,7 +339,7 @@ class Program(app.App):
 
 def status_of(error: BaseException) -> int:
     """Return the exit status for an error, here or of the daemon."""
-    if isinstance(error, errors.Refused):
+    if isinstance(error, client_errors.Refused):
         return {400: USAGE, 409: LOCKED}.get(error.code, FAILED)
     for kind, status in (
             (exceptions.DamagedError, DAMAGED), (UsageError, USAGE),

@@ -16,7 +16,7 @@ from typing import Any
 from oslo_config import cfg
 
 from glance_dedup.base import locations
-from glance_dedup.driver import opts
+from glance_dedup.driver import store_opts
 
 _DEFAULTS = 'backend_defaults'
 _PREFIX = 'dedup_store_'
@@ -36,7 +36,7 @@ class Options:
                        if kind == locations.SCHEME]
         """Names of the stores, in the order of the file."""
         for group in (_DEFAULTS, *self.stores):
-            conf.register_opts(opts.dedup_opts, group=group)
+            conf.register_opts(store_opts.dedup_opts, group=group)
 
     def _written(self) -> Iterator[tuple[str, str, str]]:
         """The store's options that are written: file, group and name."""
@@ -72,7 +72,7 @@ class Options:
         """A sentence for each value that the store would refuse."""
         found = []
         for group in (_DEFAULTS, *self.stores):
-            for option in opts.dedup_opts:
+            for option in store_opts.dedup_opts:
                 try:
                     self._conf[group][option.dest]
                 except (cfg.Error, ValueError) as e:
@@ -82,7 +82,7 @@ class Options:
 
     def unknown(self) -> list[str]:
         """A sentence for each option that Glance would ignore."""
-        known = [option.dest for option in opts.dedup_opts]
+        known = [option.dest for option in store_opts.dedup_opts]
         found = []
         for path, group, name in self._written():
             if group not in (_DEFAULTS, *self.stores):

@@ -9,10 +9,10 @@ import typing
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 
 if typing.TYPE_CHECKING:
-    from glance_dedup.client import daemon as client_module
+    from glance_dedup.client import daemon_client
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ LISTED = ('image_id', 'size', 'zero_bytes', 'new_bytes', 'stored_bytes',
           'created', 'project')
 
 
-def known_images(repo, client: 'client_module.Client | None',
+def known_images(repo, client: 'daemon_client.Client | None',
                  status: dict | None
                  ) -> tuple[Callable[[str], dict | None], set[str] | None]:
     """What the daemon, or else the catalog, knows of images.
@@ -90,9 +90,9 @@ def known_images(repo, client: 'client_module.Client | None',
         repo.path, image_id, counted), damaged
 
 
-def _images_of(client: 'client_module.Client') -> dict[str, dict]:
+def _images_of(client: 'daemon_client.Client') -> dict[str, dict]:
     """The daemon's figures, by the id; without those that it cannot read."""
-    with contextlib.suppress(errors.ClientError):
+    with contextlib.suppress(client_errors.ClientError):
         return {image['image_id']: image for image in client.images()
                 if all(image.get(name) is not None for name in LISTED)}
     return {}

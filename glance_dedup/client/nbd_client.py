@@ -11,8 +11,8 @@ is still of the same upload.
 import threading
 import time
 
-from glance_dedup.client import errors as client_errors
-from glance_dedup.client import nbd_protocol as protocol
+from glance_dedup.client import client_errors
+from glance_dedup.client import nbd_protocol
 from glance_dedup.client import nbd_reader
 
 #: Seconds in which a daemon that went away must be back.
@@ -89,7 +89,7 @@ class Export:
     def _connect(self) -> nbd_reader.NbdReader:
         reader = nbd_reader.NbdReader(self._path, self._image_id)
         if self._upload_id is not None and (
-                reader.description != protocol.describe(self._upload_id)):
+                reader.description != nbd_protocol.describe(self._upload_id)):
             reader.close()
             raise client_errors.Refused(
                 404, f'image {self._image_id} is not the one that it was')

@@ -20,11 +20,11 @@ from typing import Any
 
 from glance_dedup.base import closing
 from glance_dedup.base import sockets
-from glance_dedup.client import errors as client_errors
-from glance_dedup.client import nbd_protocol as protocol
+from glance_dedup.client import client_errors
+from glance_dedup.client import nbd_protocol
 
 #: The context that tells holes, and the bits of its extents.
-ALLOCATION = protocol.CONTEXT.decode()
+ALLOCATION = nbd_protocol.CONTEXT.decode()
 HOLE = 1
 ZERO = 2
 #: What goes before a bitmap's name in the name of its context, and its bit.
@@ -76,8 +76,8 @@ class NbdReader(closing.Closing):
         """
         target = memoryview(buffer)
         with self._talking():
-            self._send(protocol.request(
-                protocol.Command.READ, len(target), offset))
+            self._send(nbd_protocol.request(
+                nbd_protocol.Command.READ, len(target), offset))
             ranges = [found for head in self._chunks()
                       if (found := self._take(head, target, offset))]
             at = 0
@@ -86,7 +86,7 @@ class NbdReader(closing.Closing):
                     break
                 at = end
             if at != len(target):
-                raise protocol.Violation(
+                raise nbd_protocol.Violation(
                     'the answer to a read is not the whole range')
 
     def extents(self, offset: int, length: int
@@ -100,16 +100,16 @@ class NbdReader(closing.Closing):
         """
         found: dict[str, list[tuple[int, int]]] = {}
         with self._talking():
-            self._send(protocol.request(
-                protocol.Command.BLOCK_STATUS, length, offset))
+            self._send(nbd_protocol.request(
+                nbd_protocol.Command.BLOCK_STATUS, length, offset))
             for head in self._chunks():
-                if head.kind != protocol.Chunk.BLOCK_STATUS:
-                    raise protocol.Violation(
+                if head.kind != nbd_protocol.Chunk.BLOCK_STATUS:
+                    raise nbd_protocol.Violation(
                         f'a chunk of the kind {head.kind}')
                 context, extents = self._status(head)
                 found[context] = extents
             if len(found) != len(self._contexts):
-                raise protocol.Violation('a metadata context is missing')
+                raise nbd_protocol.Violation('a metadata context is missing')
         return found
 
     def close(self) -> None:
@@ -117,106 +117,111 @@ class NbdReader(closing.Closing):
         sock, self._socket = self._socket, None
         if sock is not None:
             with contextlib.suppress(OSError):
-                sock.sendall(protocol.request(protocol.Command.DISC, 0, 0))
+                sock.sendall(nbd_protocol.request(nbd_protocol.Command.DISC, 0,
+                                                  0))
             sock.close()
 
     # -- the answers -------------------------------------------------------
 
-    def _chunks(self) -> Iterable[protocol.ChunkHead]:
+    def _chunks(self) -> Iterable[nbd_protocol.ChunkHead]:
         """The heads of an answer; the caller receives the payload of each.
 
         :raises Refused: the answer is an error, all of which was received
         """
         refused = None
         while True:
-            head = protocol.parse_chunk(
-                bytes(self._receive(protocol.CHUNK.size)))
+            head = nbd_protocol.parse_chunk(
+                bytes(self._receive(nbd_protocol.CHUNK.size)))
             if head.is_error:
                 failure = self._receive_error(head)
                 refused = refused or failure
-            elif head.kind != protocol.Chunk.NONE:
+            elif head.kind != nbd_protocol.Chunk.NONE:
                 yield head
             elif head.length:
-                raise protocol.Violation('an empty chunk has a payload')
+                raise nbd_protocol.Violation('an empty chunk has a payload')
             if head.is_last:
                 break
         if refused is not None:
             raise refused
 
-    def _receive_error(self, head: protocol.ChunkHead
+    def _receive_error(self, head: nbd_protocol.ChunkHead
                        ) -> client_errors.Refused:
         if not 6 <= head.length <= _MAX_REPLY:
-            raise protocol.Violation(f'an error of {head.length} bytes')
+            raise nbd_protocol.Violation(f'an error of {head.length} bytes')
         data = self._receive(head.length)
         number, length = struct.unpack_from('>IH', data)
         return client_errors.Refused(500, self._message(
             f'error {number}: {_text(data[6:6 + length])}'))
 
-    def _take(self, head: protocol.ChunkHead, target: memoryview,
+    def _take(self, head: nbd_protocol.ChunkHead, target: memoryview,
               offset: int) -> tuple[int, int]:
         """Put a chunk of data or of zeros in its place; the place."""
-        if head.kind == protocol.Chunk.OFFSET_HOLE and head.length == 12:
+        if head.kind == nbd_protocol.Chunk.OFFSET_HOLE and head.length == 12:
             where, length = struct.unpack('>QI', self._receive(12))
-        elif head.kind == protocol.Chunk.OFFSET_DATA and head.length > 8:
+        elif head.kind == nbd_protocol.Chunk.OFFSET_DATA and head.length > 8:
             where, = struct.unpack('>Q', self._receive(8))
             length = head.length - 8
         else:
-            raise protocol.Violation(
+            raise nbd_protocol.Violation(
                 f'a chunk of the kind {head.kind} with {head.length} bytes')
         begin, end = where - offset, where - offset + length
         if not 0 <= begin < end <= len(target):
-            raise protocol.Violation('a chunk is outside of the range')
-        if head.kind == protocol.Chunk.OFFSET_HOLE:
+            raise nbd_protocol.Violation('a chunk is outside of the range')
+        if head.kind == nbd_protocol.Chunk.OFFSET_HOLE:
             target[begin:end] = bytes(length)
         else:
             self._fill(target[begin:end])
         return begin, end
 
-    def _status(self, head: protocol.ChunkHead
+    def _status(self, head: nbd_protocol.ChunkHead
                 ) -> tuple[str, list[tuple[int, int]]]:
         if not 12 <= head.length <= _MAX_STATUS or head.length % 8 != 4:
-            raise protocol.Violation(f'extents of {head.length} bytes')
+            raise nbd_protocol.Violation(f'extents of {head.length} bytes')
         data = self._receive(head.length)
         number, = struct.unpack_from('>I', data)
         extents = list(struct.iter_unpack('>II', memoryview(data)[4:]))
         if number not in self._contexts or not all(
                 length for length, _ in extents):
-            raise protocol.Violation('extents of no context, or empty ones')
+            raise nbd_protocol.Violation(
+                'extents of no context, or empty ones')
         return self._contexts[number], extents
 
     # -- haggling ----------------------------------------------------------
 
     def _haggle(self, export: bytes, contexts: list[bytes]) -> None:
-        greeting = self._receive(len(protocol.GREETING))
-        if greeting[:16] != protocol.GREETING[:16] or not greeting[17] & 1:
-            raise protocol.Violation('this is not an NBD server')
-        leaves_out = greeting[17] & protocol.NO_ZEROES
-        self._send(protocol.CLIENT_FLAGS.pack(
-            protocol.FIXED_NEWSTYLE | leaves_out))
-        self._ask(protocol.option_request(protocol.Option.STRUCTURED_REPLY))
+        greeting = self._receive(len(nbd_protocol.GREETING))
+        if greeting[:16] != nbd_protocol.GREETING[:16] or not greeting[17] & 1:
+            raise nbd_protocol.Violation('this is not an NBD server')
+        leaves_out = greeting[17] & nbd_protocol.NO_ZEROES
+        self._send(nbd_protocol.CLIENT_FLAGS.pack(
+            nbd_protocol.FIXED_NEWSTYLE | leaves_out))
+        self._ask(nbd_protocol.option_request(
+            nbd_protocol.Option.STRUCTURED_REPLY))
         if contexts:
             self._set_contexts(export, contexts)
         facts = {bytes(data[:2]): data[2:] for kind, data in self._ask(
-            protocol.go_request(export)) if kind == protocol.Reply.INFO}
-        size = facts.get(protocol.Info.EXPORT.to_bytes(2, 'big'), b'')
+            nbd_protocol.go_request(export))
+                 if kind == nbd_protocol.Reply.INFO}
+        size = facts.get(nbd_protocol.Info.EXPORT.to_bytes(2, 'big'), b'')
         if len(size) != 10:
-            raise protocol.Violation('it does not say how large the disk is')
+            raise nbd_protocol.Violation(
+                'it does not say how large the disk is')
         self.size = int.from_bytes(size[:8], 'big')
         self.description = facts.get(
-            protocol.Info.DESCRIPTION.to_bytes(2, 'big'), b'').decode(
+            nbd_protocol.Info.DESCRIPTION.to_bytes(2, 'big'), b'').decode(
                 errors='replace')
 
     def _set_contexts(self, export: bytes, contexts: list[bytes]) -> None:
         for kind, data in self._ask(
-                protocol.contexts_request(export, contexts)):
-            if kind == protocol.Reply.META_CONTEXT and bytes(
+                nbd_protocol.contexts_request(export, contexts)):
+            if kind == nbd_protocol.Reply.META_CONTEXT and bytes(
                     data[4:]) in contexts:
                 self._contexts[int.from_bytes(data[:4], 'big')] = (
                     data[4:].decode())
         missing = {text.decode() for text in contexts} - set(
             self._contexts.values())
         if missing:
-            raise protocol.Violation(
+            raise nbd_protocol.Violation(
                 f'it does not have {", ".join(sorted(missing))}')
 
     def _ask(self, option: bytes) -> list[tuple[int, bytearray]]:
@@ -227,18 +232,18 @@ class NbdReader(closing.Closing):
         self._send(option)
         replies: list[tuple[int, bytearray]] = []
         while len(replies) <= _MAX_REPLIES:
-            kind, length = protocol.parse_option_reply(
-                bytes(self._receive(protocol.OPTION_REPLY.size)))
+            kind, length = nbd_protocol.parse_option_reply(
+                bytes(self._receive(nbd_protocol.OPTION_REPLY.size)))
             if length > _MAX_REPLY:
-                raise protocol.Violation(f'a reply of {length} bytes')
+                raise nbd_protocol.Violation(f'a reply of {length} bytes')
             data = self._receive(length)
-            if kind == protocol.Reply.ACK:
+            if kind == nbd_protocol.Reply.ACK:
                 return replies
             if kind >> 31:
                 raise client_errors.Refused(404, _text(data) or self._message(
                     f'it refuses with {kind:#x}'))
             replies.append((kind, data))
-        raise protocol.Violation('an option has too many replies')
+        raise nbd_protocol.Violation('an option has too many replies')
 
     # -- talking -----------------------------------------------------------
 
@@ -254,7 +259,7 @@ class NbdReader(closing.Closing):
             self._hang_up()
             raise client_errors.DaemonUnavailable(
                 self._message(e.strerror or e)) from e
-        except protocol.Violation as e:
+        except nbd_protocol.Violation as e:
             self._hang_up()
             raise client_errors.BadAnswer(self._message(e)) from e
 

@@ -16,7 +16,7 @@ import time
 from typing import NamedTuple
 
 from glance_dedup.base import closing
-from glance_dedup.client import connection
+from glance_dedup.client import daemon_connection
 
 #: The protocol's name, in the header ``Upgrade``.
 PROTOCOL = 'glance-dedup-memory'
@@ -59,7 +59,7 @@ class Reader(closing.Closing):
     :raises BadAnswer: the daemon does not say how much memory it shares
     """
 
-    def __init__(self, answer: connection.Answer, offset: int,
+    def __init__(self, answer: daemon_connection.Answer, offset: int,
                  length: int) -> None:
         self._answer = answer
         self._channel = answer.switched()
@@ -163,12 +163,12 @@ class Reader(closing.Closing):
             found.close()
 
 
-def image_size(answer: connection.Answer) -> int:
+def image_size(answer: daemon_connection.Answer) -> int:
     """The size of the whole image."""
     return _number(answer, SIZE_HEADER)
 
 
-def _number(answer: connection.Answer, header: str) -> int:
+def _number(answer: daemon_connection.Answer, header: str) -> int:
     text = answer.header(header)
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise answer.bad(f'{header} is {text[:100]!r}')

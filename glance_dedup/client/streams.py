@@ -12,8 +12,8 @@ import time
 from glance_dedup.base import closing
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
-from glance_dedup.client import connection
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_connection
 from glance_dedup.client import shared_memory
 from glance_dedup.client import wire
 
@@ -32,7 +32,7 @@ class ImageStream(closing.Closing):
     :ivar used: when the stream was last read, by the monotonic clock
     """
 
-    def __init__(self, source: connection.Answer | shared_memory.Reader,
+    def __init__(self, source: daemon_connection.Answer | shared_memory.Reader,
                  size: int, left: int, timeout: float):
         self._source = source
         self._timeout = timeout
@@ -73,7 +73,7 @@ def require_room(where: str, header: wire.RecipeHeader) -> None:
     directory = tempfile.gettempdir()
     free = shutil.disk_usage(directory).free
     if header.most_bytes > free // 2:
-        raise errors.BadAnswer(
+        raise client_errors.BadAnswer(
             f'{where}: the description of {header.size} bytes in '
             f'{header.extents} extents may take {header.most_bytes} bytes, '
             f'and {directory} has {free} free, of which half may be used')
@@ -90,7 +90,7 @@ class Recipe(closing.Closing):
         their names
     """
 
-    def __init__(self, answer: connection.Answer, timeout: float):
+    def __init__(self, answer: daemon_connection.Answer, timeout: float):
         self._answer = answer
         self._bad = answer.bad
         self._timeout = timeout
@@ -133,7 +133,7 @@ class Loan(closing.Closing):
     :raises BadAnswer: if the answer does not say these
     """
 
-    def __init__(self, answer: connection.Answer,
+    def __init__(self, answer: daemon_connection.Answer,
                  ranges: Sequence[tuple[int, int]], timeout: float):
         self._answer = answer
         self._frames = wire.Frames(answer, ranges, timeout)
@@ -151,7 +151,7 @@ class Loan(closing.Closing):
         self._answer.close()
 
 
-def shared(answer: connection.Answer, offset: int, length: int | None,
+def shared(answer: daemon_connection.Answer, offset: int, length: int | None,
            timeout: float) -> ImageStream:
     """A range of an image, through the memory that the daemon shares."""
     size = shared_memory.image_size(answer)
@@ -162,7 +162,7 @@ def shared(answer: connection.Answer, offset: int, length: int | None,
                        timeout)
 
 
-def size_of(answer: connection.Answer, offset: int, length: int | None,
+def size_of(answer: daemon_connection.Answer, offset: int, length: int | None,
             ranged: bool) -> int:
     """The image's size, if the answer has the requested range."""
     found = answer.length

@@ -23,8 +23,8 @@ from typing import Any
 from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
 from glance_dedup.base import thread_pool
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
@@ -60,7 +60,7 @@ class Result:
 
 
 def pull(repository: image_repository.Repository, image_id: str,
-         client: daemon_module.Client, *, project: str = '',
+         client: daemon_client.Client, *, project: str = '',
          scope: str = 'global',
          progress: Progress = lambda done, size: None) -> Result:
     """Copy an image from the repository that the client's daemon serves.
@@ -70,8 +70,8 @@ def pull(repository: image_repository.Repository, image_id: str,
     :param scope: as for Repository.begin
     :param progress: called with the image's bytes done, and its size
     :raises ImageExists: at once, if the image is here
-    :raises glance_dedup.client.daemon.ClientError: the peer refuses, fails, or
-        sends wrong data
+    :raises glance_dedup.client.daemon_client.ClientError: the peer refuses,
+        fails, or sends wrong data
     """
     before = client.received
     source = source_client_module.Peer(lambda token: client, image_id)
@@ -128,7 +128,7 @@ def whole_image(transaction: openimages.Transaction,
     """
     with source.stream() as stream:
         if stream.size != size:
-            raise errors.BadAnswer(
+            raise client_errors.BadAnswer(
                 f'{source} has {stream.size} bytes, and {size} by its '
                 'description')
         while piece := stream.read(openimages.PIECE):
@@ -188,7 +188,7 @@ class Pull:
             while waiting:
                 yield self._finish(*waiting.popleft())
         except assembler.BadBlock as e:
-            raise errors.BadAnswer(f'{self._source}, {e}') from e
+            raise client_errors.BadAnswer(f'{self._source}, {e}') from e
 
     def submit(self, function: Callable, *args: Any) -> futures.Future:
         """Run a call on a worker; :meth:`end` waits for it."""

@@ -27,9 +27,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import pacing
 from glance_dedup.base import thread_pool
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
-from glance_dedup.client import replica as replica_module
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
+from glance_dedup.client import replica_upload
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
@@ -74,7 +74,7 @@ class Unsure(Exception):
 
 
 def send(repository: image_repository.Repository, image_id: str,
-         client: daemon_module.Client, *, pace: pacing.Pace | None = None,
+         client: daemon_client.Client, *, pace: pacing.Pace | None = None,
          location: str | None = None,
          confirm: Callable[[str | None], Any] = lambda location: None
          ) -> Sent:
@@ -91,8 +91,8 @@ def send(repository: image_repository.Repository, image_id: str,
     :raises ImageNotFound: there is no such image
     :raises DamagedError: the image cannot be read; it does not come to exist
         there
-    :raises glance_dedup.client.daemon.ClientError: the receiver refuses,
-        fails, or is away
+    :raises glance_dedup.client.daemon_client.ClientError: the receiver
+        refuses, fails, or is away
     """
     with repository.open_image(image_id) as image:
         # One hash is enough: the other site's Glance gets the hash of ours.
@@ -105,7 +105,7 @@ def send(repository: image_repository.Repository, image_id: str,
 
 
 def upload(repository: image_repository.Repository, image: openimages.Image,
-           client: daemon_module.Client, target: str,
+           client: daemon_client.Client, target: str,
            headers: list[tuple[str, str]], timeout: float
            ) -> tuple[Sent, dict]:
     """Have the client's daemon upload an image's bytes to its Glance.
@@ -121,14 +121,14 @@ def upload(repository: image_repository.Repository, image: openimages.Image,
     """
     answers = []
 
-    def finish(replica: replica_module.Replica) -> dict:
+    def finish(replica: replica_upload.Replica) -> dict:
         try:
             answers.append(replica.upload(target, headers, timeout))
-        except errors.Refused as e:
+        except client_errors.Refused as e:
             if e.code == 502:
                 raise Unsure(str(e)) from e
             raise
-        except errors.ClientError as e:
+        except client_errors.ClientError as e:
             raise Unsure(str(e)) from e
         return {'upload_id': ''}
 
@@ -170,7 +170,7 @@ def _extents(image: openimages.Image, header: wire.RecipeHeader
         page += 1
 
 
-def _lots(extents: Iterator[wire.RecipeExtent], most: replica_module.Replica,
+def _lots(extents: Iterator[wire.RecipeExtent], most: replica_upload.Replica,
           block_size: int) -> Iterator[_Lot]:
     """Cut a description into lots within the receiver's limits.
 
@@ -191,10 +191,10 @@ class _Sender:
     """Sends one image."""
 
     def __init__(self, image: openimages.Image,
-                 header: wire.RecipeHeader, client: daemon_module.Client,
+                 header: wire.RecipeHeader, client: daemon_client.Client,
                  pace: pacing.Pace,
-                 finish: Callable[[replica_module.Replica], dict] = (
-                     replica_module.Replica.commit),
+                 finish: Callable[[replica_upload.Replica], dict] = (
+                     replica_upload.Replica.commit),
                  known: tuple[str, ...] = (),
                  location: str | None = None) -> None:
         self._image = image
@@ -230,11 +230,11 @@ class _Sender:
     # -- attempts ---------------------------------------------------------
 
     def _persist(self, confirm: Callable[[str | None], Any]
-                 ) -> tuple[replica_module.Replica, dict]:
+                 ) -> tuple[replica_upload.Replica, dict]:
         """Send the image, over as many connections as needed."""
         pauses = iter(PAUSES)
         reached = 0
-        replica: replica_module.Replica | None = None
+        replica: replica_upload.Replica | None = None
         while True:
             try:
                 replica = self._begin()
@@ -243,13 +243,13 @@ class _Sender:
                     reached = replica.offset
                     pauses = iter(PAUSES)
                 return replica, self._attempt(replica, confirm)
-            except errors.ClientError as e:
+            except client_errors.ClientError as e:
                 pause = next(pauses, None)
                 if replica is None or pause is None or not _may_pass(e):
                     raise
                 self._pause(pause)
 
-    def _attempt(self, replica: replica_module.Replica,
+    def _attempt(self, replica: replica_upload.Replica,
                  confirm: Callable[[str | None], Any]) -> dict:
         try:
             self._send_lots(replica)
@@ -257,13 +257,13 @@ class _Sender:
             return self._result(self._submit(self._finish_there, replica))
         except BaseException as e:
             self._break_off()
-            if not isinstance(e, errors.DaemonUnavailable):
+            if not isinstance(e, client_errors.DaemonUnavailable):
                 # So that the next sender need not wait for a timeout.
-                with contextlib.suppress(errors.ClientError):
+                with contextlib.suppress(client_errors.ClientError):
                     replica.give_up()
             raise
 
-    def _begin(self) -> replica_module.Replica:
+    def _begin(self) -> replica_upload.Replica:
         """Tell the receiver which image comes, or goes on."""
         deadline = time.monotonic() + BUSY_SECONDS
         stat = self._image.stat
@@ -272,9 +272,9 @@ class _Sender:
                 return self._client.begin_replica(
                     self._image_id, stat.upload_id, self._header, self._id,
                     stat.project, *self._hash)
-            except errors.Refused as e:
+            except client_errors.Refused as e:
                 if e.code in (404, 405):
-                    raise errors.Refused(
+                    raise client_errors.Refused(
                         e.code, f'{self._client.address}: the daemon there '
                         'takes no images. Update it') from e
                 if e.code != 503 or time.monotonic() > deadline:
@@ -320,7 +320,7 @@ class _Sender:
         self._futures.discard(future)
         return future.result()
 
-    def _send_lots(self, replica: replica_module.Replica) -> None:
+    def _send_lots(self, replica: replica_upload.Replica) -> None:
         self._done = replica.offset
         lots = _lots(_extents(self._image, self._header), replica,
                      self._header.block_size)
@@ -338,7 +338,7 @@ class _Sender:
         while waiting:
             self._finish(waiting.popleft())
 
-    def _offer(self, replica: replica_module.Replica, lots: Iterator[_Lot]
+    def _offer(self, replica: replica_upload.Replica, lots: Iterator[_Lot]
                ) -> tuple[_Lot, futures.Future] | None:
         with self._naming():
             lot = next(lots, None)
@@ -347,7 +347,7 @@ class _Sender:
         return lot, self._submit(replica.offer, lot.offset, lot.end,
                                  lot.extents)
 
-    def _post(self, replica: replica_module.Replica, lot: _Lot,
+    def _post(self, replica: replica_upload.Replica, lot: _Lot,
               ranges: list[tuple[int, int]]) -> None:
         """Send the blocks in some ranges of a lot."""
         while ranges:
@@ -377,8 +377,8 @@ class _Sender:
         self._step('sending')
 
 
-def _may_pass(error: errors.ClientError) -> bool:
+def _may_pass(error: client_errors.ClientError) -> bool:
     """Whether an error may pass soon: the receiver is away or restarted."""
-    return isinstance(error, errors.DaemonUnavailable) or (
-        isinstance(error, errors.Refused)
+    return isinstance(error, client_errors.DaemonUnavailable) or (
+        isinstance(error, client_errors.Refused)
         and error.code in (404, 503))

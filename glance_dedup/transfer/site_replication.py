@@ -17,8 +17,8 @@ from typing import Any
 from glance_dedup.base import exceptions
 from glance_dedup.base import locations
 from glance_dedup.base import pacing
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import glance_api
 from glance_dedup.repository import image_repository
 from glance_dedup.transfer import journal as journal_module
@@ -100,7 +100,7 @@ class Outcome:
     @property
     def absence(self) -> Exception | None:
         """The error, if a server that every image needs did not answer."""
-        if isinstance(self.error, errors.DaemonUnavailable) or (
+        if isinstance(self.error, client_errors.DaemonUnavailable) or (
                 isinstance(self.error, glance_api.GlanceError)
                 and self.error.code is None):
             return self.error
@@ -114,7 +114,7 @@ class DataReplication:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 client: daemon_module.Client, dry_run: bool = False) -> None:
+                 client: daemon_client.Client, dry_run: bool = False) -> None:
         self._repository = repository
         self._client = client
         self._dry_run = dry_run
@@ -134,7 +134,7 @@ class DataReplication:
         except _LeftOut as e:
             outcome.result, outcome.error = LEFT_OUT, str(e)
         except (exceptions.RepositoryError, glance_api.GlanceError,
-                errors.ClientError, NotReplicated, OSError,
+                client_errors.ClientError, NotReplicated, OSError,
                 ValueError) as e:
             outcome.result, outcome.error = FAILED, e
         return outcome
@@ -177,7 +177,7 @@ class Replication(DataReplication):
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 client: daemon_module.Client, home: glance_api.Glance,
+                 client: daemon_client.Client, home: glance_api.Glance,
                  away: glance_api.Glance, dry_run: bool = False) -> None:
         super().__init__(repository, client, dry_run)
         self._home = home

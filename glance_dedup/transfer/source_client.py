@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import logging
 import threading
 
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import streams
 from glance_dedup.client import wire
 
@@ -31,7 +31,7 @@ class Peer:
     :ivar upload_id: the upload that :meth:`recipe` found
     """
 
-    def __init__(self, connect: Callable[[str | None], daemon_module.Client],
+    def __init__(self, connect: Callable[[str | None], daemon_client.Client],
                  image_id: str, token: str | None = None) -> None:
         self._connect = connect
         self._image_id = image_id
@@ -71,13 +71,13 @@ class Peer:
                 yield from client.blocks(self._image_id, self.upload_id,
                                          ranges)
                 return
-            except errors.Refused as e:
+            except client_errors.Refused as e:
                 if e.code not in _TOKEN_REFUSED:
                     raise
                 self._require_other(client, e)
 
-    def _require_other(self, client: daemon_module.Client,
-                       refusal: errors.Refused) -> None:
+    def _require_other(self, client: daemon_client.Client,
+                       refusal: client_errors.Refused) -> None:
         with self._lock:
             if client is not self._clients[-1]:
                 return                  # another thread did it

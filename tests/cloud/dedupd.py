@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from dedupd.novabase import links
-from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from tests.cloud import service
 from tests.support import certificates
@@ -28,7 +28,7 @@ class _Dedupd(service.Service):
     """What those of both modes have."""
 
     def client(self):
-        return daemon_module.Client(f'unix:{self.socket}')
+        return daemon_client.Client(f'unix:{self.socket}')
 
     def _launch(self, sections):
         path = self.write('dedupd.conf', sections)

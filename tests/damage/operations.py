@@ -23,7 +23,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.cli import main
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import openvolumes
@@ -173,7 +173,7 @@ def pull_all(world):
             for image_id, data in world.images.items():
                 try:
                     pull.pull(here, image_id, client)
-                except (errors.ClientError, *ERRORS) as e:
+                except (client_errors.ClientError, *ERRORS) as e:
                     assert str(e), image_id
                     assert image_id not in here.images()
                 else:

@@ -160,7 +160,7 @@ def test_the_tests_of_the_build_have_their_files(tmp_path):
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', *options.split(),
          f'--basetemp={tmp_path}/places', '-n', '0',
-         'tests/unit/driver/test_opts.py'], cwd=tmp_path,
+         'tests/unit/driver/test_store_opts.py'], cwd=tmp_path,
         capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -729,9 +729,10 @@ def _serve():
     from dedupd.tasks import scrubber
     from glance_dedup.check import checker
     from glance_dedup.cli import main
-    from glance_dedup.driver import store
+    from glance_dedup.driver import dedup_store
     from tests.support import maintenance
-    assert (collector and merger and scrubber and checker and main and store
+    assert (collector and merger and scrubber and checker and main
+            and dedup_store
             and maintenance)    # imported once for all
     for line in sys.stdin:
         with tempfile.TemporaryFile('w+') as result:

@@ -153,9 +153,9 @@ def main(driver, results, *names):
     with open(results, 'w') as output:
         result = Result(output)
         if driver == 'dedup':
-            from glance_dedup.driver import store
+            from glance_dedup.driver import dedup_store
             use_dedup(functional, cfg.CONF, glance_store)
-            result.watch(store.Store)
+            result.watch(dedup_store.Store)
         else:
             result.watch(filesystem.Store)
         suite = unittest.defaultTestLoader.loadTestsFromNames(

@@ -5,7 +5,7 @@
 Otherwise the driver reads directly after a second, and for some time.
 """
 
-from glance_dedup.driver import daemon
+from glance_dedup.driver import daemon_reads
 from tests.functional import sqlite_locks  # noqa: F401
 
-daemon.ANSWER_SECONDS = daemon.PIECE_SECONDS = 60.0
+daemon_reads.ANSWER_SECONDS = daemon_reads.PIECE_SECONDS = 60.0

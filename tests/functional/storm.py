@@ -25,8 +25,8 @@ import time
 import traceback
 
 from glance_dedup.base import exceptions
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
 
@@ -93,7 +93,7 @@ class Worker:
         self.steps = steps
         self.ids = ids
         self.client = (None if socket is None
-                       else daemon_module.Client(f'unix:{socket}'))
+                       else daemon_client.Client(f'unix:{socket}'))
         self.rng = random.Random(name)
         self.repo = open_repository(
             path, codec=self.rng.choice(['none', 'lz4', 'zstd']),
@@ -174,9 +174,9 @@ class Worker:
                 data = stream.read(stream.size)
             assert len(data) == stream.size
             tag = require_right(image_id, data)
-        except errors.DaemonUnavailable:
+        except client_errors.DaemonUnavailable:
             return
-        except errors.Refused as e:
+        except client_errors.Refused as e:
             if e.code != 404:
                 raise
         self.tell(op='read', phase='end', number=number, tag=tag,

@@ -17,8 +17,8 @@ import threading
 
 import pytest
 
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
 from tests.support import cache_harness
 from tests.support import certificates
@@ -142,7 +142,7 @@ class Rack:
 
     def lent(self, daemon, image_id, size, **client):
         """What a client gets of an image: bytes by their offset."""
-        with daemon_module.Client(
+        with daemon_client.Client(
                 f'https://{daemon.options["listen"]}',
                 ca_file=self.storing.authority.path, **client) as found:
             with found.lent_blocks(image_id, [(0, size)] if size else [],
@@ -428,7 +428,7 @@ def test_a_neighbour_that_is_killed_in_the_middle(alice, rack):
 # -- who may ------------------------------------------------------------------
 
 def refusal(rack, *arguments, **client):
-    with pytest.raises(errors.Refused) as refused:
+    with pytest.raises(client_errors.Refused) as refused:
         rack.lent(*arguments, **client)
     return refused.value.code
 
@@ -454,7 +454,7 @@ def require_only_for_alice(rack, host, image_id, size):
     assert refusal(rack, host, image_id, size) == 401
     assert before_its_body(rack, host, image_id, 'bob') == 404
     stranger = certificates.Authority(rack.storing.place, 'other')
-    with pytest.raises(errors.DaemonUnavailable):
+    with pytest.raises(client_errors.DaemonUnavailable):
         rack.lent(host, image_id, size, cert=stranger.issue('other-one'))
 
 

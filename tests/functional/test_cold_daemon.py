@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.client import slices as client_module
+from glance_dedup.client import slice_client
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
@@ -52,7 +52,7 @@ def cold(server, proxy, faults, tmp_path):
 @pytest.fixture
 def daemon(cold, monkeypatch):
     # On a busy machine it may need longer than programs wait for it.
-    monkeypatch.setattr(client_module, 'ANSWER_SECONDS', daemons.LIMIT)
+    monkeypatch.setattr(slice_client, 'ANSWER_SECONDS', daemons.LIMIT)
     with daemons.Daemon(cold.path) as daemon:
         daemon.program = PROGRAM
         yield daemon.start()
@@ -61,7 +61,7 @@ def daemon(cold, monkeypatch):
 
 def open_asking(cold, daemon):
     """A program of its own, as far as slices go."""
-    return cold.open(ask_slices=client_module.Asker(daemon.socket))
+    return cold.open(ask_slices=slice_client.Asker(daemon.socket))
 
 
 def read(repo):
@@ -183,11 +183,11 @@ def test_several_programs(cold, daemon, faults):
     """Processes of their own, and each slice comes once."""
     program = (
         'import hashlib, sys\n'
-        'from glance_dedup.client import slices\n'
-        f'slices.ANSWER_SECONDS = {daemons.LIMIT}\n'
+        'from glance_dedup.client import slice_client\n'
+        f'slice_client.ANSWER_SECONDS = {daemons.LIMIT}\n'
         'from tests.support import repositories\n'
         'with repositories.open_repository(sys.argv[1],\n'
-        '        ask_slices=slices.Asker(sys.argv[2])) as repo:\n'
+        '        ask_slices=slice_client.Asker(sys.argv[2])) as repo:\n'
         '    data = repositories.read_all(repo, "one")\n'
         '    assert repo.slices.figures.gets == 0\n'
         'sys.exit(data != repositories.noise(len(data), 1))\n')
@@ -199,7 +199,7 @@ def test_several_programs(cold, daemon, faults):
 
 
 def test_no_daemon(cold, faults, tmp_path):
-    asker = client_module.Asker(str(tmp_path / 'nobody'))
+    asker = slice_client.Asker(str(tmp_path / 'nobody'))
     with cold.open(ask_slices=asker) as repo:
         assert read(repo) == cold.images['one']
         assert repo.slices.figures.gets == 10
@@ -225,8 +225,8 @@ def test_a_daemon_that_is_killed(cold, daemon, faults):
 
 
 def test_a_daemon_that_hangs(cold, daemon, faults, monkeypatch):
-    monkeypatch.setattr(client_module, 'ANSWER_SECONDS', 0.2)
-    monkeypatch.setattr(client_module, 'POLL', 0.2)
+    monkeypatch.setattr(slice_client, 'ANSWER_SECONDS', 0.2)
+    monkeypatch.setattr(slice_client, 'POLL', 0.2)
     processes.stop(daemon.process.pid)
     try:
         with open_asking(cold, daemon) as repo:
@@ -338,8 +338,8 @@ def test_announcements_are_bounded(cold, faults):
 
 def test_commands_ask_the_daemon(cold, daemon, faults, tmp_path):
     program = ('import sys; from glance_dedup.cli import main; '
-               'from glance_dedup.client import slices; '
-               f'slices.ANSWER_SECONDS = {daemons.LIMIT}; '
+               'from glance_dedup.client import slice_client; '
+               f'slice_client.ANSWER_SECONDS = {daemons.LIMIT}; '
                'sys.exit(main.main())')
     subprocess.run(
         [sys.executable, '-c', program, '--repository', cold.path,

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from glance_dedup.client import slices as client_module
+from glance_dedup.client import slice_client
 from glance_dedup.objects import slicefiles
 from glance_dedup.repository import openvolumes
 from tests.support import cold_repositories
@@ -67,7 +67,7 @@ def cold(server, proxy, faults, tmp_path):
 @pytest.fixture
 def daemon(cold, monkeypatch):
     # On a busy machine it may need longer than programs wait for it.
-    monkeypatch.setattr(client_module, 'ANSWER_SECONDS', daemons.LIMIT)
+    monkeypatch.setattr(slice_client, 'ANSWER_SECONDS', daemons.LIMIT)
     with daemons.Daemon(cold.path, filter_dir=cold.filter_dir) as daemon:
         yield daemon.start()
         assert 'Traceback' not in daemon.text()
@@ -136,7 +136,7 @@ def test_by_way_of_the_daemon(cold, daemon, faults, tmp_path):
     require_bounded(cold)
     seen = len(cold_repositories.gets(faults))
     assert seen == SIZE // MIB + 4
-    with cold.open(ask_slices=client_module.Asker(daemon.socket)) as repo:
+    with cold.open(ask_slices=slice_client.Asker(daemon.socket)) as repo:
         assert repositories.read_all(repo, 'one') == cold.images['one']
         figures = repo.slices.figures
     assert figures.gets == 0
@@ -151,7 +151,7 @@ def test_by_way_of_the_daemon(cold, daemon, faults, tmp_path):
 
 def test_a_daemon_with_another_place_for_filters(cold, daemon, tmp_path):
     """What it fetched cannot be seen, so the process fetches by itself."""
-    asker = client_module.Asker(daemon.socket)
+    asker = slice_client.Asker(daemon.socket)
     with cold.open(ask_slices=asker,
                    filter_dir=str(tmp_path / 'other')) as repo:
         assert repositories.read_all(repo, 'one') == cold.images['one']

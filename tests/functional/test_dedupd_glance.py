@@ -17,8 +17,8 @@ import sys
 
 import pytest
 
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from tests.functional import glance_server
 from tests.support import certificates
 from tests.support import daemons
@@ -215,7 +215,7 @@ class Listening:
             glance_url=f'http://{glance.address}')
 
     def client(self, **options):
-        return daemon_module.Client(f'https://127.0.0.1:{self.port}',
+        return daemon_client.Client(f'https://127.0.0.1:{self.port}',
                                     ca_file=str(self.authority.path),
                                     **options)
 
@@ -239,7 +239,7 @@ def refusal(far, name):
     with far:
         for ask in (lambda: far.open_image(name), lambda: far.recipe(name),
                     lambda: list(far.blocks(name, '0' * 32, []))):
-            with pytest.raises(errors.Refused) as refused:
+            with pytest.raises(client_errors.Refused) as refused:
                 ask()
             answers.append((refused.value.code, str(refused.value)))
     assert len(set(answers)) == 1, answers
@@ -309,17 +309,17 @@ def test_tokens_are_glances_to_judge(places, daemon, glance, tmp_path):
     with Listening(places, glance, tmp_path) as second:
         client = second.client
         assert read(client(token='valid'), image_id) == data
-        with pytest.raises(errors.Refused) as refused:
+        with pytest.raises(client_errors.Refused) as refused:
             read(client(token='valid'), 'unknown-to-glance')
         assert refused.value.code == 404
-        with pytest.raises(errors.Refused) as refused:
+        with pytest.raises(client_errors.Refused) as refused:
             read(client(), image_id)
         assert refused.value.code == 401
         operator = str(second.authority.issue('operator'))
         assert read(client(cert=operator), 'unknown-to-glance') == data
         # What Glance has deleted, its users cannot read any more.
         glance.delete(image_id)
-        with pytest.raises(errors.Refused):
+        with pytest.raises(client_errors.Refused):
             read(client(token='valid'), image_id)
     with repositories.open_repository(places / 'repository') as repo:
         repo.delete('unknown-to-glance')

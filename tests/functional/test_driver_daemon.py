@@ -13,8 +13,8 @@ from glance_store import exceptions
 import pytest
 
 from glance_dedup.client import shared_memory
-from glance_dedup.driver import daemon as daemon_module
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.driver import daemon_reads
+from glance_dedup.driver import dedup_store
 from tests.support import daemons
 from tests.support import processes
 from tests.support import repositories
@@ -33,7 +33,7 @@ LIMIT = 60      # seconds
 def store(configure, tmp_path, monkeypatch):
     # On a busy machine the daemon may need longer than Glance waits for it.
     for name in ('ANSWER_SECONDS', 'PIECE_SECONDS'):
-        monkeypatch.setattr(daemon_module, name, LIMIT)
+        monkeypatch.setattr(daemon_reads, name, LIMIT)
     return configure(one={
         'dedup_store_dedupd_socket': str(tmp_path / 'd' / 'socket')})
 
@@ -135,7 +135,7 @@ def test_it_hangs_in_the_middle(store, daemon, direct, monkeypatch):
     pieces = iter(download)
     found = next(pieces)
     with stopped(daemon), monkeypatch.context() as hasty:
-        hasty.setattr(daemon_module, 'PIECE_SECONDS', 0.5)
+        hasty.setattr(daemon_reads, 'PIECE_SECONDS', 0.5)
         found += b''.join(pieces)
         assert found == data
         assert direct

@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 import testtools
 
-from glance_dedup.driver import opts
+from glance_dedup.driver import store_opts
 
 CONF = cfg.CONF
 
@@ -37,7 +37,7 @@ class TestsOfGlanceStore(base.BaseFunctionalTests):
         config = self.useFixture(config_fixture.Config(CONF))
         with contextlib.suppress(cfg.DuplicateOptError):
             glance_store.register_opts(CONF)
-        CONF.register_opts(opts.dedup_opts, group='glance_store')
+        CONF.register_opts(store_opts.dedup_opts, group='glance_store')
         config.config(group='glance_store', stores=['dedup'],
                       dedup_store_datadir=f'{path}/repository',
                       dedup_store_filter_dir=path, dedup_store_filter_mib=1)

@@ -22,8 +22,8 @@ import yaml
 
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.transfer import send
 from tests.support import cache_harness
 from tests.support import daemons
@@ -72,7 +72,7 @@ def client(storing, name, **options):
     """A client of the daemon with a certificate, or None."""
     if name in storing.certificates:
         options['cert'] = str(storing.certificates[name])
-    return daemon_module.Client(
+    return daemon_client.Client(
         f'https://{storing.listen}', ca_file=str(storing.authority.path),
         **options)
 
@@ -98,7 +98,7 @@ def refusal(connected, image_id, header):
         try:
             connected.begin_replica(image_id, 'ab' * 16, header,
                                     SENDER).give_up()
-        except errors.Refused as e:
+        except client_errors.Refused as e:
             assert e.code == 403, e
             return str(e)
 
@@ -164,7 +164,7 @@ def test_every_certificate_reads(storing, who):
                 assert stream.read(len(data)) == data
             with contextlib.closing(far.recipe('unknown')) as recipe:
                 assert recipe.header.size == len(data)
-            with pytest.raises(errors.Refused) as caught:
+            with pytest.raises(client_errors.Refused) as caught:
                 far.open_image('another')
             assert caught.value.code == 404
     finally:
@@ -212,7 +212,7 @@ def as_member(far):
         far.start('collect', dry_run=True)
         try:
             far.mark_lost('held')
-        except errors.Refused as e:
+        except client_errors.Refused as e:
             refused = e.code
         far.mark_lost('unreadable')
         return size, refused, [image['image_id'] for image in far.images()]
@@ -267,7 +267,8 @@ def test_an_upload_does_not_become_an_image(storing, home):
     image_id = imageids.upload_id()
     with stored(home, image_id, noise(MIB, 1)), client(
             storing, 'one') as one:
-        with pytest.raises(errors.Refused, match='Request upload') as caught:
+        with pytest.raises(client_errors.Refused,
+                           match='Request upload') as caught:
             send.send(home, image_id, one)
     assert caught.value.code == 400
     assert image_id not in held(storing)
@@ -296,7 +297,7 @@ def test_planted_bytes_are_not_those_that_glance_means(
                 sending.image, sending.header, site,
                 send.task.Pace(), known=claimed)
             if names_true_hash:
-                with pytest.raises(errors.Refused) as caught:
+                with pytest.raises(client_errors.Refused) as caught:
                     sender.run(lambda location: None)
                 assert caught.value.code == 409
                 assert hashlib.sha512(other).hexdigest() in str(caught.value)
@@ -305,7 +306,7 @@ def test_planted_bytes_are_not_those_that_glance_means(
             sender.run(lambda location: None)
     # Its hash is known from what came. A token does not open it.
     with client(storing, 'nobody', token='alice') as user:
-        with pytest.raises(errors.Refused) as caught:
+        with pytest.raises(client_errors.Refused) as caught:
             user.open_image(image_id)
     assert caught.value.code == 404
     with client(storing, 'reader') as reader, contextlib.closing(
@@ -337,7 +338,7 @@ def test_no_other_certificate_goes_on_with_a_replica(storing, home):
         with replicating(storing, sending.header, 'site', 'one'), client(
                 storing, 'site') as site, client(storing, 'one') as one:
             replica = site.begin_replica(*arguments)
-            with pytest.raises(errors.Refused) as caught:
+            with pytest.raises(client_errors.Refused) as caught:
                 one.begin_replica(*arguments)
             assert caught.value.code == 503
             # The same one goes on, over another connection, too.
@@ -359,7 +360,7 @@ def test_only_the_scope_of_the_storing_host(storing, home, project, scope):
             if isinstance(scope, bytes):
                 header = send.dataclasses.replace(header, scope=scope)
             with client(storing, 'site') as site:
-                with pytest.raises(errors.Refused) as caught:
+                with pytest.raises(client_errors.Refused) as caught:
                     site.begin_replica(image_id, sending.upload_id, header,
                                        SENDER, project)
     assert caught.value.code == 400

@@ -17,7 +17,7 @@ import socket
 import pytest
 
 from dedupd.serve import sharing
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import shared_memory
 from tests.support import daemons
 from tests.support import repositories
@@ -167,7 +167,7 @@ def test_errors_come_as_ever(daemon):
         for arguments in ({'image_id': 'none'},
                           {'image_id': 'image', 'offset': 1 << 40},
                           {'image_id': 'image', 'upload_id': '0' * 32}):
-            with pytest.raises(errors.Refused):
+            with pytest.raises(client_errors.Refused):
                 client.open_image(**arguments)
 
 
@@ -294,7 +294,7 @@ def test_a_damaged_image_ends_it(tmp_path):
         with daemon.client() as client, client.open_image('image') as stream:
             found = b''
             # It may end before the client has copied what came before (M3).
-            with pytest.raises(errors.DaemonUnavailable):
+            with pytest.raises(client_errors.DaemonUnavailable):
                 while True:
                     found += stream.read(MIB)
             assert found in (b'', data[:MIB], data[:2 * MIB])

@@ -4,9 +4,9 @@
 
 It gives the right thing, or the error that the caller is told to expect:
 ``repository.json`` and ``key``; the answers of another host's daemon; payloads
-of RPC; arguments of the commands. tests/unit/driver/test_store_locations.py
-has locations. Hypothesis prints the example that failed, and how to run it
-again.
+of RPC; arguments of the commands.
+tests/unit/driver/test_dedup_store_locations.py has locations. Hypothesis
+prints the example that failed, and how to run it again.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from dedupd import rpc
 from dedupd.serve import incoming_replicas
 from glance_dedup.base import exceptions
 from glance_dedup.cli import main as cli_main
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import repo_parameters
@@ -194,7 +194,7 @@ def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
     response = recipe if what == 'recipe' else blocks
     sent = []
     path = tmp_path / 'socket'
-    client = daemon_module.Client(f'unix:{path}', timeout=5)
+    client = daemon_client.Client(f'unix:{path}', timeout=5)
 
     @at_length
     @hypothesis.given(CHANGES, strategies.booleans(), strategies.booleans())
@@ -213,7 +213,7 @@ def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
                     size += length
             else:
                 assert take_blocks(client, content, upload) == content
-        except errors.ClientError as e:
+        except client_errors.ClientError as e:
             assert str(e)
         client.close()
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dedupd import opts as dedupd_opts
-from glance_dedup.driver import opts as store_opts
+from glance_dedup.driver import store_opts
 from tests.support import documents
 
 ANSIBLE = documents.TOP / 'etc' / 'ansible'

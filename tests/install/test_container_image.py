@@ -184,7 +184,7 @@ def test_what_is_in_the_image(podman, image):
     assert says('sh', '-c', 'cat /usr/share/doc/libc6/copyright')
     assert not podman.attempt('podman', 'run', '--rm', image, 'sh', '-c',
                               'find / -name pip -type d | grep .').stdout
-    says('python', '-c', 'import glance_dedup.driver.store')
+    says('python', '-c', 'import glance_dedup.driver.dedup_store')
 
 
 def test_it_serves_without_rights(podman, dedupd, host):

@@ -10,7 +10,7 @@ import shutil
 from dedupd.tasks import accounting
 from dedupd.tasks import tierer
 from glance_dedup.base import pacing
-from glance_dedup.client import slices as client_module
+from glance_dedup.client import slice_client
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import prefix_owners
 from tests.support import objects
@@ -103,4 +103,4 @@ def gets(faults):
 
 def ask(daemon, body):
     """dedupd's answer to a request for slices."""
-    return daemon.request('POST', client_module.PATH, body)
+    return daemon.request('POST', slice_client.PATH, body)

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 
-from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import daemon_client
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -213,7 +213,7 @@ class Daemon:
         return f'unix:{self.socket}'
 
     def client(self, **options):
-        return daemon_module.Client(self.address, **options)
+        return daemon_client.Client(self.address, **options)
 
     def connect(self):
         sock = socket.socket(socket.AF_UNIX)

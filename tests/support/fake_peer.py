@@ -8,7 +8,7 @@ For tests in which nothing else is to run than what they look at.
 import contextlib
 import hashlib
 
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import wire
 from glance_dedup.transfer import send
 from tests.support import replicas
@@ -56,7 +56,7 @@ class Client:
     def blocks(self, image_id, upload_id, ranges):
         if self._left is not None:
             if not self._left:
-                raise errors.DaemonUnavailable(
+                raise client_errors.DaemonUnavailable(
                     'near: it has answered often enough')
             self._left -= 1
         with contextlib.closing(
@@ -64,7 +64,7 @@ class Client:
             for body in sending.frames(ranges):
                 self.received += len(body)
                 yield from wire.Frames(
-                    wire.Buffer(body, errors.BadAnswer), ranges, 0.0)
+                    wire.Buffer(body, client_errors.BadAnswer), ranges, 0.0)
 
     def interrupt(self):
         pass

@@ -57,7 +57,7 @@ SCRIPTS = {
         'glance.api.middleware.gzip',
         'glance.api.middleware.version_negotiation',
         'glance.db.sqlalchemy.api', 'glance_store._drivers.filesystem',
-        'glance_dedup.driver.store', 'keystonemiddleware.auth_token',
+        'glance_dedup.driver.dedup_store', 'keystonemiddleware.auth_token',
         'osprofiler.web', 'oslo_middleware.cors', 'paste.deploy',
         'paste.urlmap', 'sqlalchemy.dialects.sqlite.pysqlite',
         'tests.functional.token_filter'),

@@ -17,7 +17,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import pacing
 from glance_dedup.base import thread_pool
-from glance_dedup.driver import store
+from glance_dedup.driver import dedup_store
 from glance_dedup.driver import upload
 from glance_dedup.repository import image_repository
 from tests.support import repositories
@@ -90,7 +90,7 @@ def test_an_upload_records_what_glance_records(repo):
     assert recorded(repo, 'a') == {'sha512': hash_of(DATA).value}
     # By any name that the driver takes.
     for name in ('SHA512', 'sha3-256', 'blake2s'):
-        found = store._hash(name)
+        found = dedup_store._hash(name)
         assert hashes.said(name, found.hexdigest()).name == found.name
 
 

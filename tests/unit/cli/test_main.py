@@ -14,7 +14,7 @@ from glance_dedup.base import package_version
 from glance_dedup.cli import common
 from glance_dedup.cli import main
 from glance_dedup.cli import repository as repository_commands
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from tests.support import repositories
 
 
@@ -35,7 +35,7 @@ def test_start_imports_only_what_the_command_needs(cli, line):
     # TLS, options, tasks, the second reader: of no use to these.
     assert not imported & {
         'ssl', 'http.client', 'oslo_config.cfg', 'multiprocessing',
-        'glance_dedup.client.daemon', 'dedupd.tasks.registry',
+        'glance_dedup.client.daemon_client', 'dedupd.tasks.registry',
         'glance_dedup.maintenance.maintainer_role',
         'glance_dedup.check.checker'}
     if line.endswith(' --help'):
@@ -217,9 +217,9 @@ def test_help_command(created):
     (MemoryError(), 3, 'there is not enough memory'),
     (exceptions.RepositoryNotFound('none'), 10, 'none'),
     (exceptions.BusyError('busy'), 11, 'busy'),
-    (errors.Refused(400, 'no'), 2, 'no'),
-    (errors.Refused(404, 'none'), 3, 'none'),
-    (errors.Refused(409, 'busy'), 11, 'busy'),
+    (client_errors.Refused(400, 'no'), 2, 'no'),
+    (client_errors.Refused(404, 'none'), 3, 'none'),
+    (client_errors.Refused(409, 'busy'), 11, 'busy'),
     (OSError(28, 'No space left on device', 'x\udcff'), 3,
      'x\\udcff: No space left on device')])
 def test_errors(created, monkeypatch, error, status, sentence):

@@ -500,7 +500,7 @@ def test_progress(filled, daemon, monkeypatch):
          'finished': 0, 'last': None},
         {'state': 'idle', 'finished': 1, 'last': {
             'result': {'freed_blocks': 7}, 'error': None}}])
-    monkeypatch.setattr('glance_dedup.client.daemon.Client.task',
+    monkeypatch.setattr('glance_dedup.client.daemon_client.Client.task',
                         lambda *args: next(statuses))
     result = filled('task', 'collect', '-f', 'json')
     assert result.json() == {'freed_blocks': 7}

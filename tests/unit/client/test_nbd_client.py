@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import nbd_client
 from glance_dedup.client import nbd_reader
 
@@ -99,23 +99,23 @@ def test_what_is_right(path):
 
 
 @pytest.mark.parametrize('script,error', [
-    (b'', errors.DaemonUnavailable),
-    (GREETING[:-1], errors.DaemonUnavailable),
-    (b'HTTP/1.1 400 Bad Request\r\n\r\n', errors.BadAnswer),
-    (BEGUN + EXPORT + DESCRIPTION, errors.DaemonUnavailable),
-    (BEGUN + ACK, errors.BadAnswer),
-    (BEGUN + DESCRIPTION + ACK, errors.BadAnswer),
-    (BEGUN + EXPORT + ACK, errors.Refused),
+    (b'', client_errors.DaemonUnavailable),
+    (GREETING[:-1], client_errors.DaemonUnavailable),
+    (b'HTTP/1.1 400 Bad Request\r\n\r\n', client_errors.BadAnswer),
+    (BEGUN + EXPORT + DESCRIPTION, client_errors.DaemonUnavailable),
+    (BEGUN + ACK, client_errors.BadAnswer),
+    (BEGUN + DESCRIPTION + ACK, client_errors.BadAnswer),
+    (BEGUN + EXPORT + ACK, client_errors.Refused),
     (BEGUN + EXPORT + option(3, b'\0\2upload ' + b'cd' * 16) + ACK,
-     errors.Refused),
-    (BEGUN + option(3) + option(3, b'\0') + ACK, errors.BadAnswer),
-    (GREETING + option(1 << 31 | 1), errors.Refused),
-    (BEGUN + option(1 << 31 | 6, b'no such image'), errors.Refused),
-    (BEGUN + option(9) + ACK, errors.BadAnswer),
-    (BEGUN + option(3, magic=7), errors.BadAnswer),
-    (BEGUN + option(3, length=65537), errors.BadAnswer),
+     client_errors.Refused),
+    (BEGUN + option(3) + option(3, b'\0') + ACK, client_errors.BadAnswer),
+    (GREETING + option(1 << 31 | 1), client_errors.Refused),
+    (BEGUN + option(1 << 31 | 6, b'no such image'), client_errors.Refused),
+    (BEGUN + option(9) + ACK, client_errors.BadAnswer),
+    (BEGUN + option(3, magic=7), client_errors.BadAnswer),
+    (BEGUN + option(3, length=65537), client_errors.BadAnswer),
     (BEGUN + option(1 << 31 | 6, length=(1 << 32) - 1),
-     errors.BadAnswer)])
+     client_errors.BadAnswer)])
 def test_what_is_wrong_at_the_start(path, script, error):
     with server(path, script), pytest.raises(error):
         nbd_client.Export(str(path), 'image', UPLOAD)
@@ -124,26 +124,26 @@ def test_what_is_wrong_at_the_start(path, script, error):
 def test_a_refusal_is_the_sentence_of_the_daemon(path):
     """The log of dedupd-nova-base has it, and no more words."""
     with server(path, BEGUN + option(1 << 31 | 6, b'no room for image')), (
-            pytest.raises(errors.Refused, match='^no room for image$')):
+            pytest.raises(client_errors.Refused, match='^no room for image$')):
         nbd_client.Export(str(path), 'image', UPLOAD)
 
 
 def test_nobody_is_there(path):
-    with pytest.raises(errors.DaemonUnavailable):
+    with pytest.raises(client_errors.DaemonUnavailable):
         nbd_client.Export(str(path), 'image', UPLOAD)
 
 
 def test_nothing_comes(path):
     since = time.monotonic()
     with server(path, b'', close=False), (
-            pytest.raises(errors.DaemonUnavailable)):
+            pytest.raises(client_errors.DaemonUnavailable)):
         nbd_client.Export(str(path), 'image', UPLOAD)
     assert time.monotonic() - since < 20
 
 
 @pytest.mark.parametrize('reply,error', [
-    (failure(b'damaged'), errors.Refused),
-    (data(0, b'x' * 10, magic=0x67446698), errors.BadAnswer)])
+    (failure(b'damaged'), client_errors.Refused),
+    (data(0, b'x' * 10, magic=0x67446698), client_errors.BadAnswer)])
 def test_what_is_wrong_later(path, reply, error):
     with server(path, OPENED + reply), opened(path) as export:
         with pytest.raises(
@@ -160,7 +160,8 @@ def test_a_failed_read_ends_no_connection(path, answer):
     """A deleted image stays open only as long as the connection."""
     with server(path, OPENED + answer + data(20, b'y' * 10)):
         with opened(path) as export:
-            with pytest.raises(errors.Refused, match='groups/1') as caught:
+            with pytest.raises(client_errors.Refused,
+                               match='groups/1') as caught:
                 export.read(10, 0)
             assert caught.value.code == 500
             assert export.read(10, 20) == b'y' * 10
@@ -176,7 +177,7 @@ def test_it_connects_again(path):
 def test_another_image_is_not_taken_for_it(path):
     with server(path, OPENED, OPENED.replace(b'ab' * 16, b'cd' * 16)):
         with opened(path) as export:
-            with pytest.raises(errors.Refused,
+            with pytest.raises(client_errors.Refused,
                                match='is not the one that it was'):
                 export.read(10, 0)
 
@@ -184,6 +185,6 @@ def test_another_image_is_not_taken_for_it(path):
 def test_it_does_not_wait_for_ever(path):
     since = time.monotonic()
     with server(path, OPENED), opened(path) as export:
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             export.read(10, 0)
     assert 1 <= time.monotonic() - since < 20

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import nbd_reader
 from tests.support import nbd
 from tests.support import repositories
@@ -93,10 +93,11 @@ def test_answers(tmp_path, script):
 def test_wrong_answers_to_a_read(tmp_path, script):
     with server(tmp_path / 's', OPENED + script), reader(
             tmp_path / 's') as opened:
-        with pytest.raises(errors.ClientError, match=str(tmp_path / 's')):
+        with pytest.raises(client_errors.ClientError,
+                           match=str(tmp_path / 's')):
             opened.readinto(bytearray(4), 10)
         # What is left of the answer is not taken for the next one.
-        with pytest.raises(errors.ClientError):
+        with pytest.raises(client_errors.ClientError):
             opened.readinto(bytearray(4), 10)
 
 
@@ -108,7 +109,7 @@ def test_wrong_answers_to_a_read(tmp_path, script):
 def test_wrong_answers_about_extents(tmp_path, script):
     with server(tmp_path / 's', OPENED + script), reader(
             tmp_path / 's') as opened:
-        with pytest.raises(errors.ClientError):
+        with pytest.raises(client_errors.ClientError):
             opened.extents(0, 512)
 
 
@@ -125,12 +126,12 @@ def test_wrong_answers_about_extents(tmp_path, script):
     + option(1) + option(1)])
 def test_servers_that_are_none(tmp_path, script):
     with server(tmp_path / 's', script):
-        with pytest.raises(errors.ClientError):
+        with pytest.raises(client_errors.ClientError):
             reader(tmp_path / 's')
 
 
 def test_no_server(tmp_path):
-    with pytest.raises(errors.ClientError, match='No such file'):
+    with pytest.raises(client_errors.ClientError, match='No such file'):
         reader(tmp_path / 's')
 
 
@@ -155,7 +156,7 @@ def test_qemu(tmp_path):
          '--format=qcow2', '--bitmap=b', '--persistent', str(disk)])
     try:
         def answers():
-            with contextlib.suppress(errors.ClientError):
+            with contextlib.suppress(client_errors.ClientError):
                 reader(path).close()
                 return True
 
@@ -174,7 +175,7 @@ def test_qemu(tmp_path):
             assert [flags & nbd_reader.ZERO for _, flags in
                     found[nbd_reader.ALLOCATION]] == [0, 2, 0, 2]
         for name, contexts in (('y', ()), ('x', [BITMAP + 'b'])):
-            with pytest.raises(errors.ClientError):
+            with pytest.raises(client_errors.ClientError):
                 nbd_reader.NbdReader(str(path), name, contexts)
     finally:
         process.kill()

@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import shared_memory
 from tests.support import daemons
 from tests.support import repositories
@@ -96,7 +96,7 @@ class Server:
 @contextlib.contextmanager
 def opened(path, server, **options):
     with daemons.scripted(path, server.serve):
-        with daemon_module.Client(f'unix:{path}', timeout=20) as client:
+        with daemon_client.Client(f'unix:{path}', timeout=20) as client:
             with client.open_image('image', **options) as stream:
                 yield stream
 
@@ -127,7 +127,7 @@ def test_zeros_are_not_taken_from_the_memory(path):
     Server(Dedup_Memory='9' * 5000), Server(Dedup_Size=None),
     Server(Dedup_Size=2 * PIECE), Server(Dedup_Size='x')])
 def test_bad_headers(path, server):
-    with pytest.raises(errors.BadAnswer):
+    with pytest.raises(client_errors.BadAnswer):
         with opened(path, server, offset=PIECE, length=2 * PIECE):
             pass
 
@@ -141,7 +141,7 @@ def test_bad_headers(path, server):
     lambda: [os.open(__file__, os.O_RDONLY)]])
 def test_m1_memory_that_is_not_sealed_is_refused(path, descriptors):
     with opened(path, Server(descriptors)) as stream:
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             stream.read(PIECE)
 
 
@@ -152,21 +152,21 @@ def test_m1_memory_that_is_not_sealed_is_refused(path, descriptors):
     lambda length: shared_memory.ANSWER.pack(0, 0)])
 def test_bad_answers(path, answer):
     with opened(path, Server(answer=answer)) as stream:
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             stream.read(PIECE)
 
 
 @pytest.mark.parametrize('limit', [0, 1, 4])
 def test_one_that_leaves(path, limit):
     with opened(path, Server(limit=limit)) as stream:
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             stream.read(len(DATA))
 
 
 def test_an_answer_that_is_cut_off(path):
     server = Server(limit=1, answer=lambda length: b'\0\0\0')
     with opened(path, server) as stream:
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             stream.read(1)
 
 
@@ -177,7 +177,7 @@ def test_one_that_hangs(path):
         assert stream.read(2 * PIECE) == DATA[:2 * PIECE]
         # Now no answer comes, however long it is waited for.
         stream._timeout = 0.3
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             stream.read(1)
         go.set()
 
@@ -197,7 +197,7 @@ def test_m3_what_the_daemon_took_back_is_not_given_out(path):
         assert stream.read(PIECE - 2) == DATA[:PIECE - 2]
         go.set()
         assert gone.wait(30)
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             stream.read(1)
 
 
@@ -205,11 +205,11 @@ def test_interrupt_ends_it(path):
     go = threading.Event()
     server = Server(limit=1, then=lambda connection, fd: go.wait(30))
     with daemons.scripted(path, server.serve):
-        with daemon_module.Client(f'unix:{path}') as client:
+        with daemon_client.Client(f'unix:{path}') as client:
             with client.open_image('image') as stream:
                 stream.read(PIECE)
                 client.interrupt()
-                with pytest.raises(errors.DaemonUnavailable):
+                with pytest.raises(client_errors.DaemonUnavailable):
                     stream.read(PIECE)
                 go.set()
 
@@ -224,7 +224,7 @@ def test_only_long_ranges_ask_for_memory(path):
 
     requests = []
     with daemons.scripted(path, serve):
-        with daemon_module.Client(f'unix:{path}') as client:
+        with daemon_client.Client(f'unix:{path}') as client:
             with client.open_image('image', length=MIN_SIZE - 1) as stream:
                 assert stream.read(PIECE) == DATA[:MIN_SIZE - 1]
     assert b'Upgrade' not in requests[0]

@@ -18,7 +18,7 @@ import pytest
 from dedupd.tasks import collector
 from glance_dedup.base import pacing
 from glance_dedup.driver import limits
-from glance_dedup.driver import opts
+from glance_dedup.driver import store_opts
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import projects
 from glance_dedup.repository import reservations
@@ -155,7 +155,7 @@ def test_limits_that_are_none(tmp_path, value):
     file = tmp_path / 'glance-api.conf'
     file.write_text(f'[one]\ndedup_store_project_limits_mib = {value}\n')
     conf = cfg.ConfigOpts()
-    conf.register_opts(opts.dedup_opts, 'one')
+    conf.register_opts(store_opts.dedup_opts, 'one')
     conf([], default_config_files=[str(file)])
     with pytest.raises(ValueError, match='dedup_store_project_limits_mib'):
         conf.one.dedup_store_project_limits_mib
@@ -166,7 +166,7 @@ def test_limits_in_a_file(tmp_path):
     file.write_text('[one]\n'
                     'dedup_store_project_limits_mib = alice:1,bob:0\n')
     conf = cfg.ConfigOpts()
-    conf.register_opts(opts.dedup_opts, 'one')
+    conf.register_opts(store_opts.dedup_opts, 'one')
     conf([], default_config_files=[str(file)])
     assert conf.one.dedup_store_project_limits_mib == {'alice': 1, 'bob': 0}
 

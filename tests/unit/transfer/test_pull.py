@@ -18,9 +18,9 @@ import time
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.client import connection
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
+from glance_dedup.client import daemon_connection
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import pull
@@ -217,7 +217,7 @@ def test_it_is_here_already(there, here, client, monkeypatch):
 
 
 def test_it_is_not_there(here, client):
-    with pytest.raises(errors.Refused) as caught:
+    with pytest.raises(client_errors.Refused) as caught:
         pull.pull(here.repo, 'one', client)
     assert caught.value.code == 404
     here.require_nothing_of('one')
@@ -280,7 +280,7 @@ def test_a_peer_that_lies(there, here, client, monkeypatch, change):
     there.put('one', data)
     with monkeypatch.context() as patch:
         tampered(client, patch, change)
-        with pytest.raises(errors.BadAnswer) as caught:
+        with pytest.raises(client_errors.BadAnswer) as caught:
             pull.pull(here.repo, 'one', client)
     assert client.address in str(caught.value)
     assert 'image one, offset ' in str(caught.value)
@@ -354,8 +354,8 @@ def test_an_endless_recipe(here, tmp_path, header, extents, word):
     """It is given up before it has filled the disk."""
     peer = Hostile(tmp_path / 'hostile', header, extents)
     with contextlib.closing(peer), contextlib.closing(
-            daemon_module.Client(peer.address)) as client:
-        with pytest.raises(errors.BadAnswer, match=word):
+            daemon_client.Client(peer.address)) as client:
+        with pytest.raises(client_errors.BadAnswer, match=word):
             pull.pull(here.repo, 'one', client)
         assert peer.sent < 64 << 20
     here.require_nothing_of('one')
@@ -363,12 +363,12 @@ def test_an_endless_recipe(here, tmp_path, header, extents, word):
 
 def test_a_recipe_that_drips(here, tmp_path, monkeypatch):
     """Each piece comes in time, and all of it never would."""
-    monkeypatch.setattr(connection, 'SLOWEST', 1 << 30)
+    monkeypatch.setattr(daemon_connection, 'SLOWEST', 1 << 30)
     peer = Hostile(tmp_path / 'hostile', announced(1 << 20, 1 << 19, 1 << 12),
                    zeros_without_end, pause=0.1)
     with contextlib.closing(peer), contextlib.closing(
-            daemon_module.Client(peer.address, timeout=2.0)) as client:
-        with pytest.raises(errors.DaemonUnavailable, match='time'):
+            daemon_client.Client(peer.address, timeout=2.0)) as client:
+        with pytest.raises(client_errors.DaemonUnavailable, match='time'):
             pull.pull(here.repo, 'one', client)
     here.require_nothing_of('one')
 
@@ -386,7 +386,7 @@ def test_what_came_before_is_kept(there, here, client, monkeypatch):
 
     with monkeypatch.context() as patch:
         tampered(client, patch, change)
-        with pytest.raises(errors.BadAnswer):
+        with pytest.raises(client_errors.BadAnswer):
             pull.pull(here.repo, 'one', client)
     result = pull.pull(here.repo, 'one', client)
     # Of those that were under way then, some are lost.
@@ -407,7 +407,7 @@ def test_the_peer_dies(there, tmp_path, daemon, client, whole):
         if done > size // 2 and daemon.process.poll() is None:
             daemon.kill()
 
-    with pytest.raises(errors.DaemonUnavailable):
+    with pytest.raises(client_errors.DaemonUnavailable):
         pull.pull(here.repo, 'one', client, progress=progress)
     here.require_nothing_of('one')
     daemon.start()
@@ -425,7 +425,7 @@ def test_the_peer_dies(there, tmp_path, daemon, client, whole):
 
 KILLED = '''
     import os, sys
-    from glance_dedup.client import daemon
+    from glance_dedup.client import daemon_client
     from glance_dedup.repository import image_repository
     from glance_dedup.transfer import assembler
     from glance_dedup.transfer import pull
@@ -433,7 +433,7 @@ KILLED = '''
     assembler.LOT_BLOCKS, pull.SYNC_BYTES = 16, 64 << 10
     pull.pull(
         image_repository.Repository(path, filter_dir=filters, filter_mib=1), 'one',
-        daemon.Client(address), progress=lambda done, size: (
+        daemon_client.Client(address), progress=lambda done, size: (
             done > size // 2 and os.kill(os.getpid(), 9)))
 '''
 
@@ -465,7 +465,7 @@ def test_it_was_stored_anew_there(there, here, client, monkeypatch):
         return found
 
     monkeypatch.setattr(client, 'recipe', exchange)
-    with pytest.raises(errors.Refused) as caught:
+    with pytest.raises(client_errors.Refused) as caught:
         pull.pull(here.repo, 'one', client)
     assert caught.value.code == 404
     here.require_nothing_of('one')
@@ -512,7 +512,7 @@ def test_damage_there(there, here, client):
     group = repositories.Group(there.path, 1)
     group.data[-100:] = bytes(100)
     group.save()
-    with pytest.raises(errors.ClientError):
+    with pytest.raises(client_errors.ClientError):
         pull.pull(here.repo, 'one', client)
     here.require_nothing_of('one')
 

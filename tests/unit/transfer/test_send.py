@@ -23,9 +23,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import locations
 from glance_dedup.base import pacing
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors as client_errors
-from glance_dedup.client import replica as replica_module
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
+from glance_dedup.client import replica_upload
 from glance_dedup.client import wire
 from glance_dedup.transfer import send as send_module
 from tests.support import daemons
@@ -70,14 +70,14 @@ def client(daemon):
 
 def limit_lots(monkeypatch, blocks):
     """As if the receiver had said so."""
-    begin = daemon_module.Client.begin_replica
+    begin = daemon_client.Client.begin_replica
 
     def begin_replica(*args):
         replica = begin(*args)
         replica.lot_blocks = blocks
         return replica
 
-    monkeypatch.setattr(daemon_module.Client, 'begin_replica', begin_replica)
+    monkeypatch.setattr(daemon_client.Client, 'begin_replica', begin_replica)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_lots_are_cut_alike_from_any_on(seed):
              'lots': 3}
 
     def cut(offset):
-        most = replica_module.Replica(None, '', end, facts)
+        most = replica_upload.Replica(None, '', end, facts)
         most.offset = offset
         return list(send_module._lots(iter(extents), most, 512))
 
@@ -434,7 +434,7 @@ def test_damage_here(home, away, client):
 
 def test_nobody_is_there(home, tmp_path):
     home.put('one', b'data')
-    with daemon_module.Client(f'unix:{tmp_path}/none') as client:
+    with daemon_client.Client(f'unix:{tmp_path}/none') as client:
         began = time.monotonic()
         with pytest.raises(client_errors.DaemonUnavailable):
             send_module.send(home.repo, 'one', client)
@@ -449,7 +449,7 @@ def test_an_older_daemon(home, tmp_path):
     with daemons.scripted(
             tmp_path / 's', lambda connection, request: connection.sendall(
                 daemons.answer(body, 404))):
-        with daemon_module.Client(f'unix:{tmp_path}/s') as client:
+        with daemon_client.Client(f'unix:{tmp_path}/s') as client:
             with pytest.raises(client_errors.Refused) as caught:
                 send_module.send(home.repo, 'one', client)
     assert 'Update it' in str(caught.value)
@@ -491,7 +491,7 @@ def test_a_receiver_that_lies(home, tmp_path, first, second):
             request = connection.recv(65536)
 
     with daemons.scripted(tmp_path / 's', behave):
-        with daemon_module.Client(f'unix:{tmp_path}/s') as client:
+        with daemon_client.Client(f'unix:{tmp_path}/s') as client:
             with pytest.raises((client_errors.BadAnswer,
                                 exceptions.InvalidParameter)):
                 send_module.send(home.repo, 'one', client)
@@ -565,7 +565,7 @@ def test_the_connection_breaks(home, away, daemon, tmp_path):
         data = noise(600 * BLOCK, left)
         home.put(image_id, data)
         relay = Relay(tmp_path / f'relay-{left}', daemon.socket)
-        with contextlib.closing(relay), daemon_module.Client(
+        with contextlib.closing(relay), daemon_client.Client(
                 f'unix:{tmp_path}/relay-{left}') as client:
             relay.left = left
             sent = send_module.send(home.repo, image_id, client)
@@ -589,7 +589,7 @@ def test_the_connection_breaks_for_ever(home, away, daemon, tmp_path,
         if half(pace):
             relay.left = 0
 
-    with contextlib.closing(relay), daemon_module.Client(
+    with contextlib.closing(relay), daemon_client.Client(
             f'unix:{tmp_path}/relay') as client:
         with pytest.raises(client_errors.DaemonUnavailable) as caught:
             send_module.send(home.repo, 'one', client, pace=Pace(cut))
@@ -686,7 +686,7 @@ def test_two_send_one_image(home, away, daemon, client):
 SENDER = '''
 import os, signal, sys
 from glance_dedup.base import pacing
-from glance_dedup.client import daemon as client
+from glance_dedup.client import daemon_client as client
 from glance_dedup.repository import image_repository
 from glance_dedup.transfer import send
 class Pace(pacing.Pace):
@@ -759,7 +759,7 @@ def tls(away, tmp_path):
 def test_over_tls(home, away, tls):
     data = mixture(3_000_001)
     home.put('one', data)
-    with daemon_module.Client(
+    with daemon_client.Client(
             tls.address, cert=str(tls.operator),
             ca_file=str(tls.authority.path)) as client:
         send_module.send(home.repo, 'one', client)
@@ -776,7 +776,7 @@ def test_who_is_no_operator(home, away, tls, kind):
                     'ca_file': str(tls.authority.path)},
         'their': {'cert': str(tls.operator),
                   'ca_file': str(tls.strange.path)}}[kind]
-    with daemon_module.Client(tls.address, **options) as client:
+    with daemon_client.Client(tls.address, **options) as client:
         with pytest.raises(client_errors.ClientError) as caught:
             send_module.send(home.repo, 'one', client)
     if kind == 'none':
@@ -791,7 +791,7 @@ def test_who_only_gives(home, away, tmp_path):
     """A certificate is good for reading alone, unless the site says more."""
     home.put('one', noise(100 * BLOCK))
     tls = test_pull.TLS(tmp_path, away.path)
-    with tls.daemon, daemon_module.Client(
+    with tls.daemon, daemon_client.Client(
             tls.address, cert=str(tls.operator),
             ca_file=str(tls.authority.path)) as client:
         with pytest.raises(client_errors.Refused) as caught:
@@ -804,7 +804,7 @@ def test_who_only_gives(home, away, tmp_path):
 
 def test_a_token_is_no_certificate(home, away, tls):
     home.put('one', b'data')
-    with daemon_module.Client(tls.address, token='any',
+    with daemon_client.Client(tls.address, token='any',
                               ca_file=str(tls.authority.path)) as client:
         with pytest.raises(client_errors.Refused) as caught:
             send_module.send(home.repo, 'one', client)

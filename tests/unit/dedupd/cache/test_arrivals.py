@@ -22,8 +22,8 @@ from dedupd.cache import partial_image
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import pull
@@ -68,7 +68,7 @@ class Relay:
             self._changed.notify_all()
 
     def connect(self, token):
-        return daemon_module.Client(self.address, token=token)
+        return daemon_client.Client(self.address, token=token)
 
     def _accept(self):
         with contextlib.suppress(OSError):
@@ -628,9 +628,9 @@ def test_wrong_blocks(hosts, monkeypatch, change, places):
     """Refused, reported; not a byte of them is read, ahead or in order."""
     data = noise(2 * MIB)
     expected = hosts.put(data)
-    blocks = daemon_module.Client.blocks
+    blocks = daemon_client.Client.blocks
     with monkeypatch.context() as patch:
-        patch.setattr(daemon_module.Client, 'blocks',
+        patch.setattr(daemon_client.Client, 'blocks',
                       lambda *args: change(list(blocks(*args))))
         reading = hosts.arrivals.open('one', expected, None)
         for offset in (*places, len(data) - 2 * BLOCK):
@@ -646,7 +646,7 @@ def test_a_newer_peer(hosts):
     expected = hosts.put(noise(MIB))
     hosts.relay.change = lambda data: data.replace(
         b'GDWIRE\0' + bytes([2]), b'GDWIRE\0' + bytes([3]))
-    with pytest.raises(errors.BadAnswer, match='has version 3'):
+    with pytest.raises(client_errors.BadAnswer, match='has version 3'):
         hosts.arrivals.open('one', expected, None)
     hosts.require_nothing_of('one')
     hosts.relay.change = lambda data: data
@@ -666,7 +666,7 @@ def test_a_description_longer_than_the_image(hosts, monkeypatch):
 def test_a_description_that_finds_no_room(hosts, monkeypatch):
     monkeypatch.setattr(wire.RecipeHeader, 'most_bytes', 1 << 60)
     hosts.put(noise(MIB))
-    with pytest.raises(errors.BadAnswer, match='of which half'):
+    with pytest.raises(client_errors.BadAnswer, match='of which half'):
         hosts.arrivals.open('one', None, None)
     hosts.require_nothing_of('one')
 
@@ -715,10 +715,10 @@ def test_a_peer_that_is_away(hosts, tmp_path, monkeypatch):
 
     def connect(token):
         asked.append(token)
-        return daemon_module.Client(f'unix:{tmp_path}/nobody')
+        return daemon_client.Client(f'unix:{tmp_path}/nobody')
 
     arrivals = arrivals_module.Arrivals(hosts.ours, connect)
-    with pytest.raises(errors.DaemonUnavailable):
+    with pytest.raises(client_errors.DaemonUnavailable):
         arrivals.open('one', None, None)
     for image_id in ('one', 'two'):
         with pytest.raises(readings.ArrivalFailed, match='nobody'):
@@ -730,7 +730,7 @@ def test_a_peer_that_is_away(hosts, tmp_path, monkeypatch):
 
 def test_it_is_not_there(hosts):
     for error in at_once(3, lambda: hosts.arrivals.open('one', None, None)):
-        assert isinstance(error, errors.Refused)
+        assert isinstance(error, client_errors.Refused)
         assert error.code == 404
     hosts.require_nothing_of('one')
 
@@ -904,7 +904,7 @@ def test_damage_here(hosts):
 KILLED = '''
     import os, sys, threading
     from dedupd.cache import arrivals
-    from glance_dedup.client import daemon as client
+    from glance_dedup.client import daemon_client as client
     from glance_dedup.repository import image_repository
     from glance_dedup.transfer import assembler
     from glance_dedup.transfer import pull
@@ -1016,7 +1016,7 @@ def test_nothing_is_left_open(hosts):
     reading.close()
     hosts.ended()
     for _ in range(3):
-        with pytest.raises(errors.Refused):
+        with pytest.raises(client_errors.Refused):
             hosts.arrivals.open('none', None, None)
     repositories.eventually(lambda: open_files() == before, LIMIT)
     assert not any(client._kept or client._busy for client in clients)

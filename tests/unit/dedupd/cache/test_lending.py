@@ -15,7 +15,7 @@ from dedupd.http import messages
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import thread_pool
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.client import wire
 from glance_dedup.transfer import pull
 from tests.support import repositories
@@ -59,7 +59,8 @@ def borrowed(arrival, *ranges):
 def unframed(frames, ranges):
     """Bytes by their offset."""
     return {offset: bytes(data) for one in wire.Frames(wire.Buffer(
-        b''.join([*frames, wire.END_FRAME]), errors.BadAnswer), ranges, 0)
+        b''.join([*frames, wire.END_FRAME]), client_errors.BadAnswer), ranges,
+                                                       0)
         for offset, data in one.blocks()}
 
 

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from dedupd.cache import neighbours
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from glance_dedup.transfer import assembler
 
 IMAGE = 'image'
@@ -192,9 +192,10 @@ def test_what_one_lacks_comes_from_the_next(world):
 
 
 @pytest.mark.parametrize('wrong, words', [
-    ([WRONG], 'wrong'), ([0, errors.DaemonUnavailable('cut off')], 'cut off'),
-    (errors.Refused(500, 'it failed'), 'failed'),
-    (errors.Refused(409, 'another id', 'f' * 32), 'another'),
+    ([WRONG], 'wrong'),
+    ([0, client_errors.DaemonUnavailable('cut off')], 'cut off'),
+    (client_errors.Refused(500, 'it failed'), 'failed'),
+    (client_errors.Refused(409, 'another id', 'f' * 32), 'another'),
     (ValueError('no file'), 'no file')])
 def test_who_fails_is_put_aside(world, wrong, words):
     asking = world.asking()
@@ -245,7 +246,8 @@ def test_who_did_not_send_what_it_announced_is_put_aside(world):
 def test_who_lacks_it_is_not_asked_for_a_while(world, code):
     asking = world.asking()
     first, second = order_of(world)
-    world.answers = {first: errors.Refused(code, 'not here', id_of(first))}
+    world.answers = {first:
+        client_errors.Refused(code, 'not here', id_of(first))}
     assert world.fetch(asking)[0] == [first, second]
     assert first not in world.fetch(asking)[0]
     assert not world.rack.status()['failures']
@@ -258,7 +260,8 @@ def test_who_lacks_it_is_not_asked_for_a_while(world, code):
 def test_who_asks_us_for_it_is_asked_again(world):
     asking = world.asking()
     first = order_of(world)[0]
-    world.answers = {first: errors.Refused(404, 'not here', id_of(first))}
+    world.answers = {first:
+        client_errors.Refused(404, 'not here', id_of(first))}
     world.fetch(asking)
     assert first not in world.fetch(asking)[0]
     asking.heard(id_of(first))
@@ -266,7 +269,7 @@ def test_who_asks_us_for_it_is_asked_again(world):
     # While its refusal was on its way it began, and asked us.
     world.now += 1
     asking = world.asking()
-    refusal = errors.Refused(404, 'not here', id_of(first))
+    refusal = client_errors.Refused(404, 'not here', id_of(first))
 
     class Late(Client):
         def lent_blocks(self, *args):
@@ -284,7 +287,7 @@ def test_who_asks_us_for_it_is_asked_again(world):
 def test_who_is_busy_is_asked_for_the_next(world):
     asking = world.asking()
     first = order_of(world)[0]
-    world.answers = {first: errors.Refused(503, 'busy', id_of(first))}
+    world.answers = {first: client_errors.Refused(503, 'busy', id_of(first))}
     for _ in range(2):
         assert world.fetch(asking)[0][0] == first
     assert not world.rack.status()['failures']
@@ -293,7 +296,7 @@ def test_who_is_busy_is_asked_for_the_next(world):
 def test_a_host_recognizes_itself(world):
     own = order_of(world)[0]
     asking = world.asking()
-    world.answers = {own: errors.Refused(409, 'itself', OWN)}
+    world.answers = {own: client_errors.Refused(409, 'itself', OWN)}
     world.fetch(asking)
     assert world.host(own).is_here
     assert world.fetch(asking) == ([], [0])
@@ -311,7 +314,7 @@ def test_a_pull_that_is_over(world, caplog):
     class Broken(list):
         def __iter__(self):
             asking.interrupt()
-            raise errors.DaemonUnavailable('interrupted')
+            raise client_errors.DaemonUnavailable('interrupted')
 
     first = order_of(world)[0]
     world.answers = {first: Broken()}

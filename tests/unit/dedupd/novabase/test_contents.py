@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.cache import offers as offers_module
 from dedupd.novabase import contents as contents_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 from tests.support import repositories
 
 DATA = repositories.mixture(3_000_000, 3)
@@ -116,7 +116,7 @@ def test_a_read_does_not_wait_for_ever(contents, missing, end):
             # The storing host may keep it for those who read it.
             assert not concurrent.futures.wait([read], 0.3).done
             missing.add('image')
-        with pytest.raises(errors.ClientError):
+        with pytest.raises(client_errors.ClientError):
             read.result(60)
     content.close()
 

@@ -14,9 +14,9 @@ import pytest
 import xxhash
 import zstandard
 
-from glance_dedup.client import connection as connection_module
-from glance_dedup.client import daemon as daemon_module
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
+from glance_dedup.client import daemon_connection
 from glance_dedup.client import wire
 from tests.support import daemons
 from tests.support import repositories
@@ -32,7 +32,7 @@ def path(tmp_path):
 
 def client_of(path, **options):
     options.setdefault('timeout', 20)
-    return daemon_module.Client(f'unix:{path}', **options)
+    return daemon_client.Client(f'unix:{path}', **options)
 
 
 def sends(*pieces):
@@ -59,7 +59,7 @@ def chunked(body, end=b'0\r\n\r\n', **headers):
     'ftp://host'])
 def test_bad_addresses(address):
     with pytest.raises(ValueError):
-        daemon_module.Client(address)
+        daemon_client.Client(address)
 
 
 @pytest.mark.parametrize('token', ['a\r\nX-Roles: admin', 'a\nb', '\xe4'])
@@ -69,17 +69,17 @@ def test_bad_tokens(path, token):
 
 
 def test_nobody_answers(path):
-    with pytest.raises(errors.DaemonUnavailable, match=str(path)):
+    with pytest.raises(client_errors.DaemonUnavailable, match=str(path)):
         client_of(path).status()
     path.touch()
-    with pytest.raises(errors.DaemonUnavailable):
+    with pytest.raises(client_errors.DaemonUnavailable):
         client_of(path).status()
-    with pytest.raises(errors.DaemonUnavailable):
+    with pytest.raises(client_errors.DaemonUnavailable):
         client_of('/' + 'x' * 200).status()
     with socket.create_server(('127.0.0.1', 0)) as unused:
         port = unused.getsockname()[1]
-    with pytest.raises(errors.DaemonUnavailable):
-        daemon_module.Client(f'https://127.0.0.1:{port}').status()
+    with pytest.raises(client_errors.DaemonUnavailable):
+        daemon_client.Client(f'https://127.0.0.1:{port}').status()
 
 
 # -- answers ------------------------------------------------------------------
@@ -168,35 +168,35 @@ def test_a_forked_child_holds_no_stream_open(path):
     (400, b'\xff' * 100000, 'status 400')])
 def test_refusals(path, status, body, words):
     with daemons.scripted(path, sends(daemons.answer(body, status))):
-        with pytest.raises(errors.Refused, match=words) as caught:
+        with pytest.raises(client_errors.Refused, match=words) as caught:
             client_of(path).status()
         assert caught.value.code == status
         assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize('answer, kind', [
-    (b'', errors.DaemonUnavailable),
-    (b'\xff\xfe garbage\r\n\r\n' * 100, errors.DaemonUnavailable),
-    (b'HTTP/1.1 200', errors.BadAnswer),
-    (b'HTTP/9 200 OK\r\n\r\n', errors.DaemonUnavailable),
-    (b'HTTP/1.1 99999 OK\r\n\r\n', errors.DaemonUnavailable),
-    (b'HTTP/1.1 200 ' + b'x' * 70000, errors.DaemonUnavailable),
+    (b'', client_errors.DaemonUnavailable),
+    (b'\xff\xfe garbage\r\n\r\n' * 100, client_errors.DaemonUnavailable),
+    (b'HTTP/1.1 200', client_errors.BadAnswer),
+    (b'HTTP/9 200 OK\r\n\r\n', client_errors.DaemonUnavailable),
+    (b'HTTP/1.1 99999 OK\r\n\r\n', client_errors.DaemonUnavailable),
+    (b'HTTP/1.1 200 ' + b'x' * 70000, client_errors.DaemonUnavailable),
     (b'HTTP/1.1 200 OK\r\nX: ' + b'x' * 70000,
-     errors.DaemonUnavailable),
+     client_errors.DaemonUnavailable),
     (b'HTTP/1.1 200 OK\r\n' + b'X: y\r\n' * 1000,
-     errors.DaemonUnavailable),
+     client_errors.DaemonUnavailable),
     (daemons.answer(b'{', Content_Length=2),
-     errors.DaemonUnavailable),
-    (daemons.answer(b'{}', Content_Length=None), errors.BadAnswer),
-    (daemons.answer(b'{}', Content_Length=-5), errors.BadAnswer),
-    (daemons.answer(b'{}', Content_Length='x'), errors.BadAnswer),
-    (daemons.answer(b'{}', Content_Length=1 << 62), errors.BadAnswer),
-    (daemons.answer(b'[]'), errors.BadAnswer),
-    (daemons.answer(b'not json'), errors.BadAnswer),
-    (daemons.answer(b'[' * 100000), errors.BadAnswer),
-    (chunked(b'{}', end=b''), errors.DaemonUnavailable),
-    (chunked(b'{}', end=b'nonsense\r\n'), errors.DaemonUnavailable),
-    (chunked(b'{}', end=b'f' * 70000), errors.DaemonUnavailable)])
+     client_errors.DaemonUnavailable),
+    (daemons.answer(b'{}', Content_Length=None), client_errors.BadAnswer),
+    (daemons.answer(b'{}', Content_Length=-5), client_errors.BadAnswer),
+    (daemons.answer(b'{}', Content_Length='x'), client_errors.BadAnswer),
+    (daemons.answer(b'{}', Content_Length=1 << 62), client_errors.BadAnswer),
+    (daemons.answer(b'[]'), client_errors.BadAnswer),
+    (daemons.answer(b'not json'), client_errors.BadAnswer),
+    (daemons.answer(b'[' * 100000), client_errors.BadAnswer),
+    (chunked(b'{}', end=b''), client_errors.DaemonUnavailable),
+    (chunked(b'{}', end=b'nonsense\r\n'), client_errors.DaemonUnavailable),
+    (chunked(b'{}', end=b'f' * 70000), client_errors.DaemonUnavailable)])
 def test_bad_answers(path, answer, kind):
     with daemons.scripted(path, sends(answer)):
         with pytest.raises(kind, match=str(path)):
@@ -204,7 +204,7 @@ def test_bad_answers(path, answer, kind):
 
 
 def test_an_answer_without_end_is_not_kept(path, monkeypatch):
-    monkeypatch.setattr(connection_module, 'MAX_JSON', 1 << 16)
+    monkeypatch.setattr(daemon_connection, 'MAX_JSON', 1 << 16)
 
     def behave(connection, request):
         connection.sendall(chunked(b' ' * 1000, end=b''))
@@ -212,7 +212,7 @@ def test_an_answer_without_end_is_not_kept(path, monkeypatch):
             connection.sendall(b'3e8\r\n' + b' ' * 1000 + b'\r\n')
 
     with daemons.scripted(path, behave):
-        with pytest.raises(errors.BadAnswer, match='too long'):
+        with pytest.raises(client_errors.BadAnswer, match='too long'):
             client_of(path).status()
 
 
@@ -240,7 +240,7 @@ def test_every_wait_ends(path, behave):
     with daemons.scripted(path, behave):
         client = client_of(path, timeout=0.5)
         began = time.monotonic()
-        with pytest.raises(errors.DaemonUnavailable, match='time'):
+        with pytest.raises(client_errors.DaemonUnavailable, match='time'):
             client.status()
         assert time.monotonic() - began < 20
 
@@ -253,7 +253,7 @@ def test_interrupt(path):
         def ask():
             try:
                 client.status()
-            except errors.ClientError as e:
+            except client_errors.ClientError as e:
                 outcome.append(e)
 
         thread = threading.Thread(target=ask)
@@ -261,7 +261,7 @@ def test_interrupt(path):
         repositories.eventually(lambda: client._busy)
         client.interrupt()
         thread.join(20)
-        assert isinstance(outcome[0], errors.DaemonUnavailable)
+        assert isinstance(outcome[0], client_errors.DaemonUnavailable)
         assert not client._busy
 
 
@@ -318,7 +318,7 @@ def test_a_range(path):
 def test_not_the_range(path, answer):
     """Each of them would give wrong bytes, or too few."""
     with daemons.scripted(path, sends(answer)):
-        with pytest.raises(errors.BadAnswer, match=str(path)):
+        with pytest.raises(client_errors.BadAnswer, match=str(path)):
             client_of(path).open_image('one', offset=2, length=4,
                                        repository_id='r')
 
@@ -327,7 +327,7 @@ def test_an_image_is_cut_off(path):
     with daemons.scripted(path, sends(image(b'012', Content_Length=10))):
         with client_of(path).open_image('one') as stream:
             assert stream.read(2) == b'01'
-            with pytest.raises(errors.DaemonUnavailable,
+            with pytest.raises(client_errors.DaemonUnavailable,
                                match='cut off'):
                 stream.read(8)
 
@@ -384,7 +384,7 @@ def test_a_recipe_of_another_version(path):
     body = header(magic=b'GDWIRE\0\1')
     with daemons.scripted(path, sends(recipe(body))), (
             client_of(path)) as client:
-        with pytest.raises(errors.BadAnswer, match='version 1'):
+        with pytest.raises(client_errors.BadAnswer, match='version 1'):
             client.recipe('one')
 
 
@@ -421,18 +421,18 @@ def test_a_recipe_of_another_version(path):
 def test_bad_recipes(path, body):
     with daemons.scripted(path, sends(recipe(body))), (
             client_of(path)) as client:
-        with pytest.raises(errors.BadAnswer, match=str(path)):
+        with pytest.raises(client_errors.BadAnswer, match=str(path)):
             with client.recipe('one') as found:
                 list(found)
 
 
 @pytest.mark.parametrize('answer, kind', [
-    (recipe(header()[:20]), errors.DaemonUnavailable),
-    (recipe(header(), end=b''), errors.DaemonUnavailable),
+    (recipe(header()[:20]), client_errors.DaemonUnavailable),
+    (recipe(header(), end=b''), client_errors.DaemonUnavailable),
     (recipe(header() + extent(0, 10000, [4096, 4096, 1808])[:-1]),
-     errors.DaemonUnavailable),
-    (recipe(header(), ETag=None), errors.BadAnswer),
-    (recipe(header(), ETag='"x"'), errors.BadAnswer)])
+     client_errors.DaemonUnavailable),
+    (recipe(header(), ETag=None), client_errors.BadAnswer),
+    (recipe(header(), ETag='"x"'), client_errors.BadAnswer)])
 def test_recipes_that_are_cut_off(path, answer, kind):
     with daemons.scripted(path, sends(answer)), client_of(path) as client:
         with pytest.raises(kind):
@@ -523,7 +523,7 @@ BOMB = zstandard.compress(bytes(64 << 20))
 def test_bad_frames(path, body):
     with daemons.scripted(path, sends(chunked(body))), (
             client_of(path)) as client:
-        with pytest.raises(errors.BadAnswer, match=str(path)):
+        with pytest.raises(client_errors.BadAnswer, match=str(path)):
             list(client.blocks('one', UPLOAD, RANGES))
         assert not client._kept
 
@@ -535,7 +535,7 @@ def test_a_zstd_bomb_is_not_unpacked(path, monkeypatch):
         lambda: pytest.fail('it was unpacked'))
     body = frame(TEXT, [(4096, 0, 4096)], codec=ZSTD, stored=BOMB)
     with daemons.scripted(path, sends(chunked(body))):
-        with pytest.raises(errors.BadAnswer, match='length'):
+        with pytest.raises(client_errors.BadAnswer, match='length'):
             list(client_of(path).blocks('one', UPLOAD, RANGES))
 
 
@@ -545,7 +545,7 @@ def test_frames_without_end(path):
     body = b''.join(frame(long, [(4096 + number, 0, 1)], LZ4)
                     for number in range(100))
     with daemons.scripted(path, sends(chunked(body))):
-        with pytest.raises(errors.BadAnswer, match='explain'):
+        with pytest.raises(client_errors.BadAnswer, match='explain'):
             list(client_of(path).blocks('one', UPLOAD, RANGES))
 
 
@@ -557,7 +557,7 @@ def test_a_zstd_frame_that_does_not_say_its_length(path):
                                      stored=stored) + END))
         with daemons.scripted(path, behave):
             if stored is long:
-                with pytest.raises(errors.BadAnswer):
+                with pytest.raises(client_errors.BadAnswer):
                     list(client_of(path).blocks('one', UPLOAD, RANGES))
             else:
                 found = list(client_of(path).blocks('one', UPLOAD, RANGES))
@@ -573,7 +573,7 @@ def test_a_zstd_frame_that_does_not_say_its_length(path):
 def test_frames_that_are_cut_off(path, answer):
     """Without the last frame something may be missing."""
     with daemons.scripted(path, sends(answer)):
-        with pytest.raises(errors.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             list(client_of(path).blocks('one', UPLOAD, RANGES))
 
 
@@ -600,7 +600,7 @@ def test_lent_blocks(path):
 def test_a_lender_that_does_not_say_what_it_lends(path, changed):
     with daemons.scripted(path, sends(chunked(END, **{**LOAN, **changed}))), (
             client_of(path)) as client:
-        with pytest.raises(errors.BadAnswer, match='what is lent'):
+        with pytest.raises(client_errors.BadAnswer, match='what is lent'):
             client.lent_blocks('one', RANGES, 'cd' * 16)
         assert not client._kept
 
@@ -609,7 +609,7 @@ def test_a_refusal_names_the_repository(path):
     for header, found in (('ab' * 16, 'ab' * 16), ('me', ''), (None, '')):
         with daemons.scripted(path, sends(daemons.answer(
                 b'', 404, Dedup_Repository=header))):
-            with pytest.raises(errors.Refused) as refused:
+            with pytest.raises(client_errors.Refused) as refused:
                 client_of(path).lent_blocks('one', [], 'cd' * 16)
             assert refused.value.repository_id == found
 

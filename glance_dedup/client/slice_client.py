@@ -15,10 +15,10 @@ import time
 import typing
 
 from glance_dedup.base import exceptions
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 
 if typing.TYPE_CHECKING:
-    from glance_dedup.client import connection
+    from glance_dedup.client import daemon_connection
 
 LOG = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Asker:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._socket = socket
         self._clock = clock
-        self._requester: connection.Requester | None = None
+        self._requester: daemon_connection.Requester | None = None
         self._retry_at: float | None = None     # None: it is well
 
     def __call__(self, repository_id: str, group: int, object_id: bytes,
@@ -86,7 +86,7 @@ class Asker:
                 if left <= 0:
                     raise exceptions.UnavailableError(
                         'the object store did not answer in time')
-        except errors.ClientError as e:
+        except client_errors.ClientError as e:
             return self._failed(arguments['repository'], e)
         self._retry_at = None
         return True
@@ -94,14 +94,14 @@ class Asker:
     def _ask(self, arguments: dict[str, typing.Any]) -> bool:
         """One request; returns whether the slices are there."""
         # Only here: HTTP and TLS take longer to import than a command runs.
-        from glance_dedup.client import connection
+        from glance_dedup.client import daemon_connection
 
         if self._requester is None:
             try:
-                self._requester = connection.Requester(
+                self._requester = daemon_connection.Requester(
                     f'unix:{self._socket}', connect_timeout=ANSWER_SECONDS)
             except ValueError as e:
-                raise errors.DaemonUnavailable(str(e)) from e
+                raise client_errors.DaemonUnavailable(str(e)) from e
         with self._requester.request(
                 'POST', PATH, json.dumps(arguments).encode(),
                 POLL + ANSWER_SECONDS) as answer:
@@ -109,12 +109,13 @@ class Asker:
                 raise answer.bad('it serves another repository')
             there = answer.status == http.HTTPStatus.OK
             # Only a connection whose answer was read can be used again.
-            answer.read(connection.MAX_ERROR, ANSWER_SECONDS)
+            answer.read(daemon_connection.MAX_ERROR, ANSWER_SECONDS)
             return there
 
-    def _failed(self, repository_id: str, error: errors.ClientError) -> bool:
+    def _failed(self, repository_id: str,
+                error: client_errors.ClientError) -> bool:
         """Say what an error means; returns False if it is the daemon's."""
-        if isinstance(error, errors.Refused) and (
+        if isinstance(error, client_errors.Refused) and (
                 error.repository_id == repository_id):
             self._retry_at = None
             if error.code == http.HTTPStatus.SERVICE_UNAVAILABLE:

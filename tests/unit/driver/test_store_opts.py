@@ -10,13 +10,14 @@ from oslo_config import cfg
 from oslo_config import types
 import pytest
 
-from glance_dedup.driver import opts
-from glance_dedup.driver import store
+from glance_dedup.driver import dedup_store
+from glance_dedup.driver import store_opts
 
-BY_NAME = {opt.name: opt for opt in opts.dedup_opts}
+BY_NAME = {opt.name: opt for opt in store_opts.dedup_opts}
 
 
-@pytest.mark.parametrize('opt', opts.dedup_opts, ids=lambda opt: opt.name)
+@pytest.mark.parametrize('opt', store_opts.dedup_opts,
+                         ids=lambda opt: opt.name)
 def test_every_option(opt):
     assert opt.name.startswith('dedup_store_')
     assert opt.help.startswith('\n') and len(opt.help.split()) > 10
@@ -26,8 +27,8 @@ def test_every_option(opt):
 
 
 def test_names_are_unique_and_the_store_has_them():
-    assert len(BY_NAME) == len(opts.dedup_opts)
-    assert store.Store.OPTIONS is opts.dedup_opts
+    assert len(BY_NAME) == len(store_opts.dedup_opts)
+    assert dedup_store.Store.OPTIONS is store_opts.dedup_opts
 
 
 @pytest.mark.parametrize('name,good,bad', [
@@ -42,7 +43,7 @@ def test_bounds(tmp_path, name, good, bad):
         path = tmp_path / 'conf'
         path.write_text(f'[one]\ndedup_store_{name} = {value}\n')
         conf = cfg.ConfigOpts()
-        conf.register_opts(opts.dedup_opts, group='one')
+        conf.register_opts(store_opts.dedup_opts, group='one')
         conf([], default_config_files=[str(path)])
         if value in good:
             assert str(conf.one[f'dedup_store_{name}']) == value
@@ -52,13 +53,13 @@ def test_bounds(tmp_path, name, good, bad):
 
 
 def test_no_option_is_given_twice_by_list_opts():
-    (group, listed), = opts.list_opts()
+    (group, listed), = store_opts.list_opts()
     assert group == 'dedup'
-    assert listed == opts.dedup_opts and listed is not opts.dedup_opts
+    assert listed == store_opts.dedup_opts and listed is not store_opts.dedup_opts
 
 
 def test_glance_lists_them():
-    assert multi_backend._list_driver_opts()['dedup'] is opts.dedup_opts
+    assert multi_backend._list_driver_opts()['dedup'] is store_opts.dedup_opts
 
 
 @pytest.mark.parametrize('namespace', ['glance_dedup', 'glance.multi_store'])
@@ -85,7 +86,7 @@ def test_oslo_config_generator(namespace):
 def test_importing_opens_and_creates_nothing():
     """The generator and glance-api import the store; that must cost little."""
     code = ('import os, threading; before = os.listdir("/proc/self/fd"); '
-            'import glance_dedup.driver.store; '
+            'import glance_dedup.driver.dedup_store; '
             'assert threading.active_count() == 1; '
             'assert len(os.listdir("/proc/self/fd")) == len(before)')
     subprocess.run([sys.executable, '-c', code], check=True, timeout=60)

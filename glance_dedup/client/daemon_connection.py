@@ -26,7 +26,7 @@ from glance_dedup.base import forks
 from glance_dedup.base import hexids
 from glance_dedup.base import sockets
 from glance_dedup.client import channels
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
 
 #: The most bytes of an answer in JSON; a hundred thousand images have some
 #: 30 MiB.
@@ -71,12 +71,12 @@ class Answer(closing.Closing):
         found = self.header('Dedup-Repository')
         return found if hexids.is_valid(found) else ''
 
-    def bad(self, why: str) -> errors.BadAnswer:
+    def bad(self, why: str) -> client_errors.BadAnswer:
         """An exception for the caller to raise; drops the connection."""
         self._good = False
         return self._requester.bad(why)
 
-    def unavailable(self, why: Any) -> errors.DaemonUnavailable:
+    def unavailable(self, why: Any) -> client_errors.DaemonUnavailable:
         """An exception for the caller to raise: the connection failed."""
         return self._requester.unavailable(why)
 
@@ -215,15 +215,15 @@ class Requester(closing.Closing):
         self._kept: collections.deque[channels.Channel] = collections.deque()
         self._busy: set[channels.Channel] = set()
 
-    def bad(self, why: str) -> errors.BadAnswer:
+    def bad(self, why: str) -> client_errors.BadAnswer:
         """An exception for the caller to raise, with the address."""
-        return errors.BadAnswer(f'{self.address}: {why}')
+        return client_errors.BadAnswer(f'{self.address}: {why}')
 
-    def unavailable(self, why: Any) -> errors.DaemonUnavailable:
+    def unavailable(self, why: Any) -> client_errors.DaemonUnavailable:
         """An exception for the caller to raise, with the address."""
         if isinstance(why, OSError):
             why = why.strerror or why
-        return errors.DaemonUnavailable(
+        return client_errors.DaemonUnavailable(
             f'{self.address}: {why or "no answer"}')
 
     def _connect(self) -> channels.Channel:
@@ -315,18 +315,18 @@ class Requester(closing.Closing):
                 raise self._refusal(answer)
         return answer
 
-    def _refusal(self, answer: Answer) -> errors.ClientError:
+    def _refusal(self, answer: Answer) -> client_errors.ClientError:
         try:
             body = answer.read(MAX_ERROR, self.timeout)
             message = json.loads(body)['error']['message']
         except (ValueError, TypeError, KeyError, RecursionError,
-                errors.DaemonUnavailable):
+                client_errors.DaemonUnavailable):
             message = None
         if not isinstance(message, str):
             message = f'the daemon answered with status {answer.status}'
-        return errors.Refused(answer.status,
-                              f'{self.address}: {message[:2000]}',
-                              answer.repository_id)
+        return client_errors.Refused(answer.status,
+                                     f'{self.address}: {message[:2000]}',
+                                     answer.repository_id)
 
     def request_json(self, method: str, path: str,
                      arguments: dict | None = None,

@@ -17,9 +17,9 @@ from typing import Any
 import urllib.parse
 
 from glance_dedup.base import scopes
-from glance_dedup.client import connection
-from glance_dedup.client import errors
-from glance_dedup.client import replica
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_connection
+from glance_dedup.client import replica_upload
 from glance_dedup.client import shared_memory
 from glance_dedup.client import streams
 from glance_dedup.client import wire
@@ -30,7 +30,7 @@ POLL = 10.0
 _MARKING = 120.0
 
 
-class Client(connection.Requester):
+class Client(daemon_connection.Requester):
     """What a daemon knows and does. Thread-safe."""
 
     # -- what the daemon knows --------------------------------------------
@@ -89,8 +89,8 @@ class Client(connection.Requester):
             if isinstance(last, dict) and status.get('finished', 0) >= number:
                 return last
             if progress is not None and status.get('state') == 'running':
-                progress(connection.number(status, 'done'),
-                         connection.number(status, 'total'),
+                progress(daemon_connection.number(status, 'done'),
+                         daemon_connection.number(status, 'total'),
                          str(status.get('what', ''))[:200])
             # Short tasks end soon; long ones are polled less often.
             pause = min(pause * 2, 1.0 if progress is not None else POLL)
@@ -205,7 +205,7 @@ class Client(connection.Requester):
     def begin_replica(self, image_id: str, upload_id: str,
                       header: wire.RecipeHeader, sender: str,
                       project: str = '', hash_name: str = '',
-                      hash_value: str = '') -> replica.Replica:
+                      hash_value: str = '') -> replica_upload.Replica:
         """Begin to send an image to the daemon, or go on.
 
         :param sender: 32 hexadecimal digits; the same sender may go on with
@@ -220,10 +220,10 @@ class Client(connection.Requester):
         query = urllib.parse.urlencode({
             'upload': upload_id, 'sender': sender, 'project': project,
             **({'hash': f'{hash_name}:{hash_value}'} if hash_name else {})})
-        return replica.Replica(
+        return replica_upload.Replica(
             self, path, header.size, self.parse_json(self.request(
                 'POST', f'{path}?{query}', header.pack(),
-                headers=connection.BINARY)))
+                headers=daemon_connection.BINARY)))
 
 
 def repository_of(status: dict) -> str:
@@ -240,7 +240,8 @@ def _of_repository(status: dict, name: str) -> str:
     repository = status.get('repository')
     found = repository.get(name) if isinstance(repository, dict) else None
     if not isinstance(found, str):
-        raise errors.BadAnswer(f'the status names no {name} of a repository')
+        raise client_errors.BadAnswer(
+            f'the status names no {name} of a repository')
     return found
 
 

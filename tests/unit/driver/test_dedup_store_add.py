@@ -14,7 +14,7 @@ from glance_store import exceptions as glance_exceptions
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.driver import dedup_store
 from glance_dedup.driver import upload
 from tests.support.repositories import noise
 from tests.support import stores

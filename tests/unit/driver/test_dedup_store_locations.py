@@ -15,7 +15,7 @@ import pytest
 
 from glance_dedup.base import locations
 from glance_dedup.base import signingkeys
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.driver import dedup_store
 from tests.support import stores
 from tests.support.stores import add
 from tests.support.stores import ADMIN

@@ -15,7 +15,7 @@ from oslo_config import cfg
 import pytest
 
 from glance_dedup.base import filesystem
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.driver import dedup_store
 from glance_dedup.repository import image_repository
 from tests.support.repositories import noise
 from tests.support import stores

@@ -12,8 +12,8 @@ import logging
 import os
 import time
 
-from glance_dedup.client import daemon
-from glance_dedup.client import errors
+from glance_dedup.client import client_errors
+from glance_dedup.client import daemon_client
 from glance_dedup.client import streams
 
 LOG = logging.getLogger(__name__)
@@ -43,8 +43,9 @@ class Daemon:
     def __init__(self, path: str, repository_id: str,
                  clock: Callable[[], float] = time.monotonic):
         self._path = path
-        self._client = daemon.Client(f'unix:{path}',
-                                     connect_timeout=ANSWER_SECONDS, keep=0)
+        self._client = daemon_client.Client(f'unix:{path}',
+                                            connect_timeout=ANSWER_SECONDS,
+                                            keep=0)
         self._repository_id = repository_id
         self._clock = clock
         # Whether it answered last time; None: not known yet.
@@ -69,7 +70,7 @@ class Daemon:
             stream = self._client.open_image(
                 image_id, upload_id=upload_id, offset=offset, length=length,
                 repository_id=self._repository_id, timeout=ANSWER_SECONDS)
-        except errors.ClientError as exc:
+        except client_errors.ClientError as exc:
             if getattr(exc, 'code', None) != 404:
                 self._failed(str(exc))
             # 404: the image was deleted after it was opened.
@@ -95,7 +96,7 @@ class Daemon:
         try:
             return stream.read(
                 length, min(PIECE_SECONDS, seconds or PIECE_SECONDS))
-        except errors.ClientError as exc:
+        except client_errors.ClientError as exc:
             stream.close()
             if still < STILL_SECONDS:
                 self._failed(str(exc))

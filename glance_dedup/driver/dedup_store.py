@@ -55,10 +55,10 @@ from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import thread_pool
 from glance_dedup.base import tracing
-from glance_dedup.client import slices
-from glance_dedup.driver import daemon as daemon_module
+from glance_dedup.client import slice_client
+from glance_dedup.driver import daemon_reads
 from glance_dedup.driver import limits
-from glance_dedup.driver import opts
+from glance_dedup.driver import store_opts
 from glance_dedup.driver import upload
 from glance_dedup.repository import image_repository
 
@@ -133,7 +133,7 @@ class Download:
 
     def __init__(self, image: Any, offset: int, length: int,
                  limit: thread_pool.TimeLimit,
-                 daemon: daemon_module.Daemon | None,
+                 daemon: daemon_reads.Daemon | None,
                  span: tracing.Span):
         self._image = image
         self._image_id = image.stat.image_id
@@ -308,7 +308,7 @@ class Store(driver.Store):
     _CAPABILITIES = (capabilities.BitMasks.READ_RANDOM |
                      capabilities.BitMasks.WRITE_ACCESS |
                      capabilities.BitMasks.DRIVER_REUSABLE)
-    OPTIONS = opts.dedup_opts
+    OPTIONS = store_opts.dedup_opts
 
     def __init__(self, conf: cfg.ConfigOpts, backend: str | None = None):
         super().__init__(conf, backend)
@@ -323,7 +323,7 @@ class Store(driver.Store):
             self.store_conf = self.conf.glance_store
         self._lock = threading.Lock()
         self._repository: Any = None
-        self._daemon: daemon_module.Daemon | None = None
+        self._daemon: daemon_reads.Daemon | None = None
         self._limits = limits.Limits(0, {})
         self._storage = thread_pool.Workers('dedup-storage', STORAGE_THREADS)
         self._limit = thread_pool.TimeLimit(0, self._storage)
@@ -374,7 +374,7 @@ class Store(driver.Store):
         for name in ('filter_dir', 'index_dir'):
             settings[name] = self._option(name) or None
         if self._option('dedupd_socket'):
-            settings['ask_slices'] = slices.Asker(
+            settings['ask_slices'] = slice_client.Asker(
                 self._option('dedupd_socket'))
         try:
             return image_repository.Repository(path, **settings)
@@ -401,7 +401,7 @@ class Store(driver.Store):
         path = self._option('dedupd_socket')
         self._daemon = None
         if path and os.path.isabs(path):
-            self._daemon = daemon_module.Daemon(path, opened.repository_id)
+            self._daemon = daemon_reads.Daemon(path, opened.repository_id)
         other = _stores.get(opened.repository_id)
         if (other is not None and other.conf is self.conf
                 and other.backend_group != self.backend_group):

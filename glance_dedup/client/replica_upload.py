@@ -6,7 +6,7 @@ import json
 from typing import Any
 import urllib.parse
 
-from glance_dedup.client import connection
+from glance_dedup.client import daemon_connection
 
 
 class Replica:
@@ -23,7 +23,8 @@ class Replica:
     :ivar lots: how many lots may be under way
     """
 
-    def __init__(self, requester: connection.Requester, path: str, size: int,
+    def __init__(self, requester: daemon_connection.Requester, path: str,
+                 size: int,
                  facts: dict) -> None:
         self._requester = requester
         self._path = path
@@ -52,8 +53,8 @@ class Replica:
         requester = self._requester
         return requester.parse_json(requester.request(
             'POST', f'{self._path}{what}?{parameters}', body,
-            requester.timeout + len(body) / connection.SLOWEST,
-            headers=connection.BINARY))
+            requester.timeout + len(body) / daemon_connection.SLOWEST,
+            headers=daemon_connection.BINARY))
 
     def offer(self, offset: int, end: int, extents: bytes
               ) -> tuple[list[tuple[int, int]], int]:
@@ -78,7 +79,7 @@ class Replica:
                     f'{offset} to {end}')
             before = start + length
         return ([(start, length) for start, length in found],
-                connection.number(answer, 'blocks'))
+                daemon_connection.number(answer, 'blocks'))
 
     def send(self, offset: int, frames: bytes) -> None:
         """Send blocks of the lot at this offset."""

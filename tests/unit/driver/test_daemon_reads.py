@@ -13,9 +13,9 @@ import glance_store
 from glance_store import exceptions
 import pytest
 
-from glance_dedup.client import errors
-from glance_dedup.driver import daemon as daemon_module
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.client import client_errors
+from glance_dedup.driver import daemon_reads
+from glance_dedup.driver import dedup_store
 from tests.support import daemons
 from tests.support import repositories
 from tests.support import stores
@@ -49,12 +49,12 @@ def repository_id(store):
 
 def told(caplog):
     return [record.getMessage() for record in caplog.records
-            if record.name == daemon_module.__name__]
+            if record.name == daemon_reads.__name__]
 
 
 def levels(caplog):
     return [record.levelno for record in caplog.records
-            if record.name == daemon_module.__name__]
+            if record.name == daemon_reads.__name__]
 
 
 class Server:
@@ -150,7 +150,7 @@ def test_a_dropped_download_closes_its_socket(store, url, path):
 def test_it_ends_in_the_middle(store, url, path, monkeypatch, caplog, send,
                                then):
     """Never a wrong byte, nor one twice, nor one left out."""
-    monkeypatch.setattr(daemon_module, 'PIECE_SECONDS', 0.3)
+    monkeypatch.setattr(daemon_reads, 'PIECE_SECONDS', 0.3)
     server = Server(store, send=send, then=then)
     with daemons.scripted(path, server.serve) as requests:
         assert get(url) == DATA
@@ -191,7 +191,7 @@ def test_reading_goes_on_from_where_it_was(store, url, path, monkeypatch):
     {'Content_Range': None}])
 def test_another_answer_is_not_used(store, url, path, monkeypatch, changes):
     """The body would be taken for the image's, so it holds other bytes."""
-    monkeypatch.setattr(daemon_module, 'PIECE_SECONDS', 0.3)
+    monkeypatch.setattr(daemon_reads, 'PIECE_SECONDS', 0.3)
 
     def behave(connection, request):
         fields = {'Dedup_Repository': repository_id(store), 'status': 206,
@@ -216,7 +216,7 @@ def test_garbage(store, url, path):
 @pytest.mark.parametrize('timeout', [0, 20])
 def test_it_does_not_answer(configure, path, monkeypatch, timeout):
     """It costs its time once; and the next download nothing."""
-    monkeypatch.setattr(daemon_module, 'ANSWER_SECONDS', 0.5)
+    monkeypatch.setattr(daemon_reads, 'ANSWER_SECONDS', 0.5)
     configure(one={'dedup_store_dedupd_socket': str(path),
                    'dedup_store_timeout': timeout})
     url = add(DATA)[0]
@@ -228,7 +228,7 @@ def test_it_does_not_answer(configure, path, monkeypatch, timeout):
 
 def test_it_does_not_accept(configure, path, monkeypatch):
     """More connections wait than the kernel keeps for it."""
-    monkeypatch.setattr(daemon_module, 'ANSWER_SECONDS', 0.5)
+    monkeypatch.setattr(daemon_reads, 'ANSWER_SECONDS', 0.5)
     configure(one={'dedup_store_dedupd_socket': str(path)})
     url = add(DATA)[0]
     with socket.socket(socket.AF_UNIX) as listener, (
@@ -252,7 +252,7 @@ def test_a_time_limit_bounds_its_pieces(configure, path):
         assert next(pieces) == DATA[:PIECE]
         assert next(pieces) == DATA[PIECE:2 * PIECE]
         # Less than the limit of a piece without that option.
-        assert time.monotonic() - began < daemon_module.PIECE_SECONDS
+        assert time.monotonic() - began < daemon_reads.PIECE_SECONDS
         assert b''.join(pieces) == DATA[2 * PIECE:]
 
 
@@ -322,7 +322,7 @@ def test_while_one_tries_the_others_do_not_wait(store, url, path):
     def open_image(*args, **kwargs):
         entered.set()
         assert go.wait(20)
-        raise errors.DaemonUnavailable('a test')
+        raise client_errors.DaemonUnavailable('a test')
 
     daemon._client.open_image = open_image
     thread = threading.Thread(target=get, args=(url,))
@@ -338,7 +338,7 @@ def test_while_one_tries_the_others_do_not_wait(store, url, path):
 def test_a_client_that_takes_nothing_is_no_trouble_of_the_daemon(
         store, url, path, monkeypatch, caplog):
     """It cuts such a one off; what is left is read directly."""
-    monkeypatch.setattr(daemon_module, 'STILL_SECONDS', 0.0)
+    monkeypatch.setattr(daemon_reads, 'STILL_SECONDS', 0.0)
     server = Server(store, send=PIECE, then=ends)
     with daemons.scripted(path, server.serve) as requests:
         assert get(url) == DATA

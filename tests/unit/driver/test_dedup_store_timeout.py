@@ -12,7 +12,7 @@ import glance_store
 from glance_store import exceptions
 import pytest
 
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.driver import dedup_store
 from glance_dedup.repository import image_repository
 from tests.support.repositories import noise
 from tests.support import stores

@@ -9,7 +9,7 @@ from oslo_config import cfg
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.driver import store as dedup_store
+from glance_dedup.driver import dedup_store
 from tests.support.repositories import noise
 from tests.support import stores
 from tests.support.stores import add
