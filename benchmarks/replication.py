@@ -28,7 +28,7 @@ import common
 
 from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 
 
 def row(name: str, size: float, nonzero: float, unique: float, stored: float,
@@ -48,7 +48,7 @@ def send_all(repo: image_repository.Repository, client: daemon_client.Client,
     seen: set[bytes] = set()
     for number, path in enumerate(images):
         stat = repo.stat(f'image-{number}')
-        spent = common.timed(send.send, repo, stat.image_id, client)
+        spent = common.timed(image_sending.send, repo, stat.image_id, client)
         figures = (stat.size, stat.size - stat.zero_bytes,
                    common.exact_unique([path], seen)[0], stat.stored_bytes,
                    spent.result.sent_bytes, spent.wall)
@@ -77,7 +77,7 @@ def main() -> None:
                     daemon_client.Client(address) as client:
                 send_all(repo, client, args.paths)
                 again = sum(
-                    send.send(repo, image_id, client).sent_bytes
+                    image_sending.send(repo, image_id, client).sent_bytes
                     for image_id in repo.images())
                 print(f'all once more: {again / common.MIB:.1f} MiB sent')
         compare(away, directory, args.paths)

@@ -206,14 +206,15 @@ TESTED_BY = {
     'glance_dedup.client.daemon_connection':
         'unit/client/test_daemon_client.py',
     'glance_dedup.client.client_errors': 'unit/client/test_daemon_client.py',
-    'glance_dedup.client.replica_upload': 'unit/transfer/test_send.py',
+    'glance_dedup.client.replica_upload':
+        'unit/transfer/test_image_sending.py',
     'glance_dedup.client.slice_client': 'functional/test_cold_daemon.py',
     'glance_dedup.client.streams': 'unit/client/test_daemon_client.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',
-    'glance_dedup.transfer.description': 'unit/transfer/test_pull.py',
+    'glance_dedup.transfer.image_description': 'unit/transfer/test_pull.py',
     'glance_dedup.transfer.site_replication': 'functional/test_sites.py',
-    'glance_dedup.transfer.source_client': (
+    'glance_dedup.transfer.source_peer': (
         'unit/dedupd/cache/test_arrivals.py'),
     'glance_dedup.adoption.filestore': 'unit/adoption/test_estimate.py',
     'glance_dedup.adoption.importing': 'functional/test_adoption.py',

@@ -33,10 +33,10 @@ from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.transfer import assembler
-from glance_dedup.transfer import description as description_module
+from glance_dedup.transfer import image_assembly
+from glance_dedup.transfer import image_description
 from glance_dedup.transfer import pull
-from glance_dedup.transfer import source_client as source_client_module
+from glance_dedup.transfer import source_peer
 
 LOG = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Arrival:
         self._judged = False            # or about to be
         self._hash: tuple[Any, str] | None = None
         try:
-            self._source = source_client_module.Peer(connect, image_id, token)
+            self._source = source_peer.Peer(connect, image_id, token)
         except (OSError, ValueError) as e:
             raise readings.ArrivalFailed(f'image {image_id}: {e}') from e
         with contextlib.ExitStack() as stack:
@@ -170,14 +170,15 @@ class Arrival:
             self._repository.begin(self.image_id, scope=header.scope))
         self.upload_id = self._transaction.upload_id
         self._require_known(self._expected)
-        self._whole = assembler.why_whole(self._repository.parameters, header)
+        self._whole = image_assembly.why_whole(self._repository.parameters,
+                                               header)
         self.partial: partial_image.PartialImage | None = None
         if self._whole is not None:
             recipe.close()
             return
         description = stack.enter_context(contextlib.closing(
-            description_module.Description(str(self), header,
-                                           assembler.READ_LOT_BYTES)))
+            image_description.Description(str(self), header,
+                                          image_assembly.READ_LOT_BYTES)))
         self.partial = stack.enter_context(contextlib.closing(
             partial_image.PartialImage(
                 self._repository, self._transaction, header, description,
@@ -568,7 +569,8 @@ class _Reading:
         except partial_image.NoMore:
             arrival.require_progress()
             return 0
-        except (client_errors.ClientError, assembler.BadBlock, OSError) as e:
+        except (client_errors.ClientError, image_assembly.BadBlock,
+                OSError) as e:
             if self.here:
                 return 0
             raise readings.ArrivalFailed(f'{arrival}: {e}') from e

@@ -35,7 +35,7 @@ from glance_dedup.base import hexids
 from glance_dedup.base import thread_pool
 from glance_dedup.client import client_errors
 from glance_dedup.client import wire
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 
 #: The most requests at once.
 MAX_COUNT = 32
@@ -82,7 +82,7 @@ class Loan:
 
     def _of_image(self, image: readings.Present) -> list[bytes]:
         """Frames of an image that is here by now."""
-        self._rest = assembler.ranges(self._wanted) + self._rest
+        self._rest = image_assembly.ranges(self._wanted) + self._rest
         self._wanted = {}
         frames: list[bytes] = []
         while self._rest and not frames:    # a call may find only zeros

@@ -28,7 +28,7 @@ from glance_dedup.base import thread_pool
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 
 LOG = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _GREETERS = 16
 # The neighbour does not give us this image; it may give us others.
 _NOT_THIS = (400, 401, 403, 404, 416)
 
-Take = Callable[[assembler.Lot, wire.Frame], None]
+Take = Callable[[image_assembly.Lot, wire.Frame], None]
 
 
 @dataclasses.dataclass
@@ -176,7 +176,7 @@ class Asking:
         REQUIRES: neighbours can already find the arriving image here.
         """
         self._greeted_by = time.monotonic() + GREETING_SECONDS
-        nothing = assembler.Lot(0, 0, [])
+        nothing = image_assembly.Lot(0, 0, [])
         self._greetings = [
             self._rack.workers.submit(self._ask, host, nothing, None,
                                       self._greeted_by)
@@ -220,7 +220,7 @@ class Asking:
 
     # -- asking -----------------------------------------------------------
 
-    def fetch(self, lot: assembler.Lot, home: int, take: Take) -> None:
+    def fetch(self, lot: image_assembly.Lot, home: int, take: Take) -> None:
         """Receive as much of what a lot wants as neighbours give. Any thread.
 
         :param home: as for `choose`
@@ -237,7 +237,7 @@ class Asking:
     def _unless_over(self, home: int, end: int) -> list[Host]:
         return [] if self._over else self.choose(home, end)
 
-    def _ask(self, host: Host, lot: assembler.Lot, take: Take | None,
+    def _ask(self, host: Host, lot: image_assembly.Lot, take: Take | None,
              deadline: float) -> None:
         """Ask a neighbour once. It is put aside if that goes wrong."""
         began = time.monotonic()
@@ -245,7 +245,7 @@ class Asking:
         try:
             client = self._client(host)
             with client.lent_blocks(self._image_id,
-                                    assembler.ranges(lot.wanted),
+                                    image_assembly.ranges(lot.wanted),
                                     self._rack.repository_id) as loan:
                 self._met(host, loan.repository_id, loan.stored)
                 for frame in loan:
@@ -260,7 +260,7 @@ class Asking:
                     'them')
         except client_errors.Refused as e:
             self._refused(host, e, began)
-        except (client_errors.ClientError, assembler.BadBlock, OSError,
+        except (client_errors.ClientError, image_assembly.BadBlock, OSError,
                 ValueError) as e:
             if not self._over:
                 self._rack.put_aside(host, f'image {self._image_id}: {e}')

@@ -40,10 +40,10 @@ from glance_dedup.base import thread_pool
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.transfer import assembler
-from glance_dedup.transfer import description as description_module
+from glance_dedup.transfer import image_assembly
+from glance_dedup.transfer import image_description
 from glance_dedup.transfer import pull
-from glance_dedup.transfer import source_client as source_client_module
+from glance_dedup.transfer import source_peer
 
 #: The most bytes that are kept of blocks fetched out of order.
 AHEAD_BYTES = 8 << 20
@@ -92,8 +92,8 @@ class PartialImage(pull.Pull):
     def __init__(self, repository: image_repository.Repository,
                  transaction: openimages.Transaction,
                  header: wire.RecipeHeader,
-                 description: description_module.Description,
-                 source: source_client_module.Peer,
+                 description: image_description.Description,
+                 source: source_peer.Peer,
                  workers: thread_pool.Workers,
                  asking: neighbours_module.Asking | None = None) -> None:
         super().__init__(transaction, header, description, source, workers)
@@ -104,10 +104,10 @@ class PartialImage(pull.Pull):
         self.ended = False
         self.stored = 0
         self._stored_lots = self._given_lots = 0
-        self._under_way: collections.deque[assembler.Lot] = (
+        self._under_way: collections.deque[image_assembly.Lot] = (
             collections.deque())
         # Lots that come from the storing host just now, by their identity.
-        self._coming: dict[int, assembler.Lot] = {}
+        self._coming: dict[int, image_assembly.Lot] = {}
         # Blocks by fingerprint: since the last sync point; fetched ahead.
         self._recent: dict[bytes, bytes] = {}
         self._ahead: collections.OrderedDict[bytes, bytes] = (
@@ -122,14 +122,14 @@ class PartialImage(pull.Pull):
 
     # -- the pull: one thread; but for _take ------------------------------
 
-    def _look_up(self, lot: assembler.Lot) -> None:
+    def _look_up(self, lot: image_assembly.Lot) -> None:
         with self._turns:
             super()._look_up(lot)
         with self._changed:
             self._take_ahead(lot)
             self._under_way.append(lot)
 
-    def _take_ahead(self, lot: assembler.Lot) -> None:
+    def _take_ahead(self, lot: image_assembly.Lot) -> None:
         """Take the lot's blocks that were fetched ahead."""
         for offset, (name, length) in list(lot.wanted.items()):
             block = self._ahead.pop(name, None)
@@ -138,7 +138,7 @@ class PartialImage(pull.Pull):
                 lot.received[name] = block
                 del lot.wanted[offset]
 
-    def _take(self, lot: assembler.Lot, frame: wire.Frame) -> None:
+    def _take(self, lot: image_assembly.Lot, frame: wire.Frame) -> None:
         super()._take(lot, frame)
         self.tell()
 
@@ -148,7 +148,7 @@ class PartialImage(pull.Pull):
             self._changes += 1
             self._changed.notify_all()
 
-    def _store(self, lot: assembler.Lot) -> None:
+    def _store(self, lot: image_assembly.Lot) -> None:
         self._remember(lot)
         with self._turns:
             super()._store(lot)
@@ -159,7 +159,7 @@ class PartialImage(pull.Pull):
             self._stored_lots += 1
             self.tell()
 
-    def _remember(self, lot: assembler.Lot) -> None:
+    def _remember(self, lot: image_assembly.Lot) -> None:
         """Keep a lot's blocks in memory before they are written.
 
         A block that was just written cannot be read by its address yet.
@@ -167,7 +167,7 @@ class PartialImage(pull.Pull):
         blocks = lot.blocks
         written = {
             name: blocks[name]
-            for part in lot.parts if isinstance(part, assembler.Blocks)
+            for part in lot.parts if isinstance(part, image_assembly.Blocks)
             for name, address in zip(part.names, part.addresses)
             if not address}
         with self._changed:
@@ -229,11 +229,11 @@ class PartialImage(pull.Pull):
         if self._asking is not None:
             self._asking.heard(repository_id)
 
-    def fetch(self, lot: assembler.Lot) -> None:
+    def fetch(self, lot: image_assembly.Lot) -> None:
         """As pull.Pull.fetch; asks the neighbours first."""
         self._fetch(lot, lot.begin)
 
-    def _fetch(self, lot: assembler.Lot, home: int) -> None:
+    def _fetch(self, lot: image_assembly.Lot, home: int) -> None:
         """Receive what a lot wants, from neighbours or the storing host.
 
         :param home: the offset by which the neighbours are chosen
@@ -243,7 +243,7 @@ class PartialImage(pull.Pull):
         if lot.wanted:
             self._fetch_from_source(lot)
 
-    def _fetch_from_source(self, lot: assembler.Lot) -> None:
+    def _fetch_from_source(self, lot: image_assembly.Lot) -> None:
         """Receive what a lot wants from the storing host.
 
         Waits for blocks that come from there already, and for nothing else:
@@ -281,7 +281,7 @@ class PartialImage(pull.Pull):
         return any(name in lot.names and name not in lot.received
                    for lot in self._coming.values() for name in names)
 
-    def _take_known(self, lot: assembler.Lot) -> None:
+    def _take_known(self, lot: image_assembly.Lot) -> None:
         """Take the blocks that came meanwhile for others."""
         known = self._known({name for name, _ in lot.wanted.values()})
         for offset, (name, length) in list(lot.wanted.items()):
@@ -368,7 +368,7 @@ class PartialImage(pull.Pull):
         :raises ClientError, BadBlock: if they do not come
         """
         held = {piece.offset for piece in self._held(wanted)[1]}
-        lot = assembler.Lot(min(wanted), max(wanted), [])
+        lot = image_assembly.Lot(min(wanted), max(wanted), [])
         for offset, (name, length) in wanted.items():
             if offset not in held and name not in lot.names:
                 lot.names.add(name)
@@ -440,7 +440,8 @@ class PartialImage(pull.Pull):
                 plain[number] = bytes(piece.length)
         return plain
 
-    def _read_coming(self, lot: assembler.Lot, view: memoryview, offset: int
+    def _read_coming(self, lot: image_assembly.Lot, view: memoryview,
+                     offset: int
                      ) -> int:
         """Read from a lot that is under way, or wait for more of it."""
         pieces = list(pieces_module.pieces_of(lot, offset, offset + len(view)))
@@ -459,7 +460,8 @@ class PartialImage(pull.Pull):
             next(stored) if block is None else block for block in plain])
         return len(view)
 
-    def _read_ahead(self, lot: assembler.Lot, view: memoryview, offset: int
+    def _read_ahead(self, lot: image_assembly.Lot, view: memoryview,
+                    offset: int
                     ) -> int:
         """Read bytes that the pull has not reached yet."""
         end = min(lot.end, offset + max(len(view), NEAR_BYTES))
@@ -474,7 +476,7 @@ class PartialImage(pull.Pull):
             return 0
         known = self._known({piece.name for piece in pieces
                              if piece.name and not piece.address})
-        asked = assembler.Lot(offset, end, [])
+        asked = image_assembly.Lot(offset, end, [])
         for piece in pieces:
             if piece.name and not piece.address and (
                     piece.name not in known and piece.name not in asked.names):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Piece:
         return self.offset + self.length
 
 
-def pieces_of(lot: assembler.Lot, offset: int, end: int) -> Iterator[Piece]:
+def pieces_of(lot: image_assembly.Lot, offset: int,
+              end: int) -> Iterator[Piece]:
     """The pieces of a lot that have bytes of a range."""
     start = lot.begin
     for part in lot.parts:

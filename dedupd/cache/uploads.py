@@ -34,7 +34,7 @@ from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 
 LOG = log.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
@@ -262,7 +262,7 @@ class Uploads:
                  for name, value in without(headers, *_OF_UPLOAD)]
         try:
             sent, answer = await self._run(self._upload, kept, image_id, lines)
-        except send.Unsure as e:
+        except image_sending.Unsure as e:
             self._failed(image_id, e)
             return await self._settled(kept.size, target, headers), True
         except (client_errors.ClientError, exceptions.RepositoryError, OSError,
@@ -285,7 +285,7 @@ class Uploads:
         if image is None:
             raise exceptions.StorageError('the upload could not be kept here')
         with image, self._connect() as client:
-            sent, answer = send.upload(
+            sent, answer = image_sending.upload(
                 self._repository, image, client, image_id, headers,
                 PATIENCE + kept.size / SLOWEST)
         return sent.sent_bytes, answer

@@ -47,7 +47,7 @@ from glance_dedup.base import thread_pool
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.transfer import assembler as assembler_module
+from glance_dedup.transfer import image_assembly
 
 LOG = log.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class _Hashes:
         return found
 
 
-class _Storing(assembler_module.Assembly):
+class _Storing(image_assembly.Assembly):
     """Stores a new image.
 
     :param hashed: None: nobody needs hashes of the image
@@ -149,7 +149,7 @@ class _Storing(assembler_module.Assembly):
         self._unsynced: dict[bytes, bytes] = {}
         self.upload_id = transaction.upload_id
 
-    def store(self, lot: assembler_module.Lot) -> int:
+    def store(self, lot: image_assembly.Lot) -> int:
         blocks = lot.blocks     # storing forgets those of lots before it
         end = super().store(lot)
         if self._hashed is not None:
@@ -159,7 +159,7 @@ class _Storing(assembler_module.Assembly):
             self._unsynced.update(lot.received)
         return end
 
-    def _hash(self, hashed: _Hashes, part: assembler_module.Blocks | int,
+    def _hash(self, hashed: _Hashes, part: image_assembly.Blocks | int,
               known: dict[bytes, bytes]) -> None:
         """Hash a stored part of a lot.
 
@@ -220,22 +220,22 @@ class _Plain(_Storing):
         super().__init__(repository, transaction, header, hashed, find=False)
         self._received: dict[int, bytes] = {}
 
-    def look_up(self, lot: assembler_module.Lot) -> None:
+    def look_up(self, lot: image_assembly.Lot) -> None:
         for part in lot.parts:
-            if isinstance(part, assembler_module.Blocks):
+            if isinstance(part, image_assembly.Blocks):
                 offset = part.offset
                 for name, length in zip(part.names, part.lengths):
                     lot.wanted[offset] = name, length
                     offset += length
 
-    def take(self, lot: assembler_module.Lot, offset: int, plain: Any) -> None:
+    def take(self, lot: image_assembly.Lot, offset: int, plain: Any) -> None:
         for at, _, block in self._verified(lot, offset, plain):
             self._received[at] = block
 
-    def store(self, lot: assembler_module.Lot) -> int:
+    def store(self, lot: image_assembly.Lot) -> int:
         offset = lot.begin
         for part in lot.parts:
-            if isinstance(part, assembler_module.Blocks):
+            if isinstance(part, image_assembly.Blocks):
                 for length in part.lengths:
                     self._write(self._received.pop(offset))
                     offset += length
@@ -287,10 +287,10 @@ class _Comparison:
                 f'the kind {header.fingerprint} nobody can tell whether it is '
                 'the same')
 
-    def look_up(self, lot: assembler_module.Lot) -> None:
+    def look_up(self, lot: image_assembly.Lot) -> None:
         offset = lot.begin
         for part in lot.parts:
-            if isinstance(part, assembler_module.Blocks):
+            if isinstance(part, image_assembly.Blocks):
                 self._compare(part)
                 offset += sum(part.lengths)
                 continue
@@ -306,7 +306,7 @@ class _Comparison:
             self._hashed.update(plain)
         return plain
 
-    def _compare(self, part: assembler_module.Blocks) -> None:
+    def _compare(self, part: image_assembly.Blocks) -> None:
         plain = self._read(sum(part.lengths), part.offset)
         at = 0
         for name, length in zip(part.names, part.lengths):
@@ -319,10 +319,10 @@ class _Comparison:
         return Conflict('there is another image of this id here, which '
                         f'differs at offset {offset}')
 
-    def take(self, lot: assembler_module.Lot, offset: int, plain: Any) -> None:
+    def take(self, lot: image_assembly.Lot, offset: int, plain: Any) -> None:
         raise Conflict('no block is missing: the image is here')
 
-    def store(self, lot: assembler_module.Lot) -> int:
+    def store(self, lot: image_assembly.Lot) -> int:
         return lot.end
 
     def keep(self) -> None:
@@ -366,14 +366,14 @@ class Replica:
         self.image_id = image_id
         self.header = header
         self._lots: collections.OrderedDict[
-            int, tuple[assembler_module.Lot, bytes]] = (
+            int, tuple[image_assembly.Lot, bytes]] = (
                 collections.OrderedDict())
         self._past: collections.OrderedDict[int, bytes] = (
             collections.OrderedDict())
         self._end = self.stored = 0
         self._described = self._offered = 0     # blocks; lots
         self._unsynced = 0
-        self.whole = assembler_module.why_whole(repository.parameters, header)
+        self.whole = image_assembly.why_whole(repository.parameters, header)
         # Glance hashes uploads.
         hashed = None if imageids.is_upload(image_id) else _Hashes(claimed)
         self._image: _Storing | _Comparison
@@ -418,11 +418,11 @@ class Replica:
             self._image.look_up(lot)
             self._lots[offset] = lot, digest
             self._end = lot.end
-        found = assembler_module.ranges(lot.wanted), len(lot.wanted)
+        found = image_assembly.ranges(lot.wanted), len(lot.wanted)
         self._store()
         return found
 
-    def _parse(self, offset: int, extents: bytes) -> assembler_module.Lot:
+    def _parse(self, offset: int, extents: bytes) -> image_assembly.Lot:
         """Parse the description of a lot."""
         body = _buffer(extents, f'the lot at offset {offset}')
         lot: list[wire.RecipeExtent] = []
@@ -434,9 +434,9 @@ class Replica:
         blocks = sum(extent.blocks for extent in lot)
         zeros = sum(extent.length for extent in lot if not extent.blocks)
         length = lot[-1].end - offset - zeros
-        if (blocks > assembler_module.LOT_BLOCKS
-                or zeros > assembler_module.LOT_ZEROS
-                or length > assembler_module.LOT_BYTES):
+        if (blocks > image_assembly.LOT_BLOCKS
+                or zeros > image_assembly.LOT_ZEROS
+                or length > image_assembly.LOT_BYTES):
             raise body.bad(f'it has {blocks} blocks of {length} bytes, and '
                            f'{zeros} zeros, which is more than a lot may '
                            'have')
@@ -447,10 +447,10 @@ class Replica:
         most = self.header.most_blocks
         if self._described > most or self._offered > (
                 most + self.header.extents
-                + self.header.size // assembler_module.LOT_ZEROS):
+                + self.header.size // image_assembly.LOT_ZEROS):
             raise Conflict('more blocks, or lots, are described than an '
                            f'image of {self.header.size} bytes may have')
-        return assembler_module.lot_of(lot)
+        return image_assembly.lot_of(lot)
 
     def take(self, offset: int, frames: bytes) -> None:
         """Verify blocks that came for a lot, and store complete lots."""
@@ -461,11 +461,11 @@ class Replica:
         body = _buffer(frames, f'the frames for the lot at offset {offset}')
         try:
             for frame in wire.Frames(
-                    body, assembler_module.ranges(lot.wanted), 0.0):
+                    body, image_assembly.ranges(lot.wanted), 0.0):
                 for at, block in frame.blocks():
                     self._image.take(lot, at, block)
                     self._unsynced += len(block)
-        except assembler_module.BadBlock as e:
+        except image_assembly.BadBlock as e:
             raise Bad(str(e))
         self._store()
 
@@ -634,9 +634,9 @@ class Receiving:
             'replica': token, 'offset': offset,
             'exists': replica.exists, 'whole': replica.whole,
             'location': self._location(replica),
-            'lot_blocks': assembler_module.LOT_BLOCKS,
-            'lot_bytes': assembler_module.LOT_BYTES,
-            'lot_zeros': assembler_module.LOT_ZEROS, 'lots': LOTS}, 201)
+            'lot_blocks': image_assembly.LOT_BLOCKS,
+            'lot_bytes': image_assembly.LOT_BYTES,
+            'lot_zeros': image_assembly.LOT_ZEROS, 'lots': LOTS}, 201)
 
     def _require_scope(self, image_id: str, scope: bytes, project: str
                        ) -> None:

@@ -28,9 +28,9 @@ from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.transfer import assembler
-from glance_dedup.transfer import description as description_module
-from glance_dedup.transfer import source_client as source_client_module
+from glance_dedup.transfer import image_assembly
+from glance_dedup.transfer import image_description
+from glance_dedup.transfer import source_peer
 
 #: How many lots are under way; at most twice as many are in memory.
 LOTS = 4
@@ -74,7 +74,7 @@ def pull(repository: image_repository.Repository, image_id: str,
         fails, or sends wrong data
     """
     before = client.received
-    source = source_client_module.Peer(lambda token: client, image_id)
+    source = source_peer.Peer(lambda token: client, image_id)
     found = asked = done = 0
     with contextlib.ExitStack() as stack:
         transaction = stack.enter_context(
@@ -82,7 +82,7 @@ def pull(repository: image_repository.Repository, image_id: str,
         stack.enter_context(keeping(transaction))
         recipe = stack.enter_context(source.recipe())
         header = recipe.header
-        whole = assembler.why_whole(repository.parameters, header)
+        whole = image_assembly.why_whole(repository.parameters, header)
         if whole is not None:
             recipe.close()
             for piece in whole_image(transaction, source, header.size):
@@ -93,7 +93,7 @@ def pull(repository: image_repository.Repository, image_id: str,
             if not find:
                 whole = 'its blocks are of another scope there'
             description = stack.enter_context(contextlib.closing(
-                description_module.Description(str(source), header)))
+                image_description.Description(str(source), header)))
             # All of it first: a lie in it is found before anything is stored.
             description.fill(recipe)
             blocks = stack.enter_context(Pull(
@@ -118,7 +118,7 @@ def keeping(transaction: openimages.Transaction) -> Iterator[None]:
 
 
 def whole_image(transaction: openimages.Transaction,
-                source: source_client_module.Peer, size: int
+                source: source_peer.Peer, size: int
                 ) -> Iterator[bytes]:
     """Fetch all bytes of an image; yields each piece once it is written.
 
@@ -150,10 +150,10 @@ class Pull:
 
     def __init__(self, transaction: openimages.Transaction,
                  header: wire.RecipeHeader,
-                 description: description_module.Description,
-                 source: source_client_module.Peer,
+                 description: image_description.Description,
+                 source: source_peer.Peer,
                  workers: thread_pool.Workers, find: bool = True) -> None:
-        self.assembly = assembler.Assembly(
+        self.assembly = image_assembly.Assembly(
             transaction, header.fingerprint, header.scope, find)
         self._transaction = transaction
         self._description = description
@@ -177,7 +177,8 @@ class Pull:
         :raises RepositoryError: the transaction can only be aborted
         """
         waiting: collections.deque[
-            tuple[assembler.Lot, futures.Future | None]] = collections.deque()
+            tuple[image_assembly.Lot,
+                  futures.Future | None]] = collections.deque()
         try:
             for lot in self._description.lots():
                 self._look_up(lot)
@@ -187,7 +188,7 @@ class Pull:
                     yield self._finish(*waiting.popleft())
             while waiting:
                 yield self._finish(*waiting.popleft())
-        except assembler.BadBlock as e:
+        except image_assembly.BadBlock as e:
             raise client_errors.BadAnswer(f'{self._source}, {e}') from e
 
     def submit(self, function: Callable, *args: Any) -> futures.Future:
@@ -196,15 +197,15 @@ class Pull:
         self._calls.append(future)
         return future
 
-    def fetch(self, lot: assembler.Lot) -> None:
+    def fetch(self, lot: image_assembly.Lot) -> None:
         """Receive the blocks that a lot wants. Any thread.
 
         :raises ClientError, BadBlock: if they do not come
         """
-        for frame in self._source.blocks(assembler.ranges(lot.wanted)):
+        for frame in self._source.blocks(image_assembly.ranges(lot.wanted)):
             self._take(lot, frame)
         if lot.wanted:
-            raise assembler.BadBlock(
+            raise image_assembly.BadBlock(
                 min(lot.wanted), f'{len(lot.wanted)} blocks did not come')
 
     def end(self, error: BaseException | None) -> None:
@@ -219,7 +220,7 @@ class Pull:
             future.cancel()
         futures.wait(self._calls, _WAIT)
 
-    def _finish(self, lot: assembler.Lot, fetched: futures.Future | None
+    def _finish(self, lot: image_assembly.Lot, fetched: futures.Future | None
                 ) -> int:
         """Store the first lot that is under way; returns its end."""
         if fetched is not None:
@@ -243,16 +244,16 @@ class Pull:
 
     # -- steps ------------------------------------------------------------
 
-    def _look_up(self, lot: assembler.Lot) -> None:
+    def _look_up(self, lot: image_assembly.Lot) -> None:
         """Look up the next lot."""
         self.assembly.look_up(lot)
 
-    def _take(self, lot: assembler.Lot, frame: wire.Frame) -> None:
+    def _take(self, lot: image_assembly.Lot, frame: wire.Frame) -> None:
         """Verify and keep blocks that came for a lot. Any thread."""
         for offset, block in frame.blocks():
             self.assembly.take(lot, offset, block)
 
-    def _store(self, lot: assembler.Lot) -> None:
+    def _store(self, lot: image_assembly.Lot) -> None:
         """Store the first lot of those looked up; all its blocks came."""
         self.assembly.store(lot)
 

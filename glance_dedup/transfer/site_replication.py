@@ -21,8 +21,8 @@ from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.client import glance_api
 from glance_dedup.repository import image_repository
-from glance_dedup.transfer import journal as journal_module
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
+from glance_dedup.transfer import progress_file
 
 REPLICATED, PRESENT, PLANNED, LEFT_OUT, DELETED, FAILED = (
     'replicated', 'present', 'to be replicated', 'left out', 'deleted',
@@ -146,11 +146,11 @@ class DataReplication:
         elif self._send(outcome, pace).exists:
             outcome.result = PRESENT
 
-    def _send(self, outcome: Outcome, pace: Pace) -> send.Sent:
+    def _send(self, outcome: Outcome, pace: Pace) -> image_sending.Sent:
         """Send the blocks, and commit the image there."""
         image_id = outcome.image_id
         outcome.size = self._repository.stat(image_id).size
-        sent = send.send(
+        sent = image_sending.send(
             self._repository, image_id, self._client, pace=pace,
             location=self._known_location(image_id),
             confirm=lambda location: self._confirm(image_id, location))
@@ -182,7 +182,7 @@ class Replication(DataReplication):
         super().__init__(repository, client, dry_run)
         self._home = home
         self._away = away
-        self._underway = journal_module.Underway(repository, away.url)
+        self._underway = progress_file.Underway(repository, away.url)
         self._listed: tuple[dict[str, glance_api.Image], ...] = {}, {}
         self._projects: dict[str, bool | None] = {}
 
@@ -289,7 +289,7 @@ class Replication(DataReplication):
 
     def _require_new(self, record: glance_api.Record,
                      there: glance_api.Record | None,
-                     entry: journal_module.Entry | None) -> None:
+                     entry: progress_file.Entry | None) -> None:
         """Check that an image can be taken to the other site."""
         image_id = record['id']
         if record['status'] != 'active':
@@ -477,7 +477,7 @@ class Replication(DataReplication):
                       'protected', True)
         self._underway.end(image_id)
 
-    def _delete(self, outcome: Outcome, entry: journal_module.Entry,
+    def _delete(self, outcome: Outcome, entry: progress_file.Entry,
                 there: glance_api.Record | None) -> None:
         """End an image that was deleted at home while it was on its way."""
         outcome.result = DELETED

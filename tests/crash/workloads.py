@@ -19,7 +19,7 @@ import struct
 from unittest import mock
 
 from dedupd.serve import incoming_replicas
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import pull
 from tests.crash import deeds
 from tests.crash.expectation import make
@@ -100,7 +100,7 @@ def arrive(stage):
     stage.create()
     side = os.path.dirname(stage.filters)
     with _sites(side, 512) as (home,), stage.open() as repo, \
-            mock.patch.object(assembler, 'READ_LOT_BYTES', 16 * 512), \
+            mock.patch.object(image_assembly, 'READ_LOT_BYTES', 16 * 512), \
             mock.patch.object(pull, 'SYNC_BYTES', 20 * 512):
         for image, spec in (('a', [(1, 40), (0, 8), (2, 30)]),
                             ('b', [(1, 40), (3, 70), (4, 10)])):

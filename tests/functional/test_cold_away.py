@@ -15,7 +15,7 @@ import pytest
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.repository import prefix_owners
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 from glance_dedup.transfer import site_replication
 from tests.support import batches
 from tests.support import cold_repositories
@@ -117,7 +117,7 @@ def test_sending_to_another_site(cold, faults, away, tmp_path, fault):
         with repositories.open_repository(tmp_path / 'away') as there:
             assert not there.images()
         faults.always = None
-        assert not send.send(repo, 'one', client).exists
+        assert not image_sending.send(repo, 'one', client).exists
     with (repositories.open_repository(tmp_path / 'away') as there,
           there.open_image('one') as image):
         assert image.read() == cold.images['one']

@@ -14,12 +14,12 @@ import pytest
 
 from dedupd.serve import incoming_replicas
 from glance_dedup.client import wire
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 from tests.support import daemons
 from tests.support import replicas
 from tests.support import repositories
+from tests.unit.transfer import test_image_sending
 from tests.unit.transfer import test_pull
-from tests.unit.transfer import test_send
 
 BLOCK = 4096
 noise = repositories.noise
@@ -28,7 +28,7 @@ SENDER = 'cd' * 16
 
 
 #: Nobody is taken for silent, however slow all is.
-PATIENT = test_send.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
+PATIENT = test_image_sending.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
 #: Takes each sender for silent between two signals, and none otherwise.
 SIGNALLED = [
     '-c', 'from dedupd import main; import itertools, signal, sys; '
@@ -518,7 +518,7 @@ def test_what_is_silent_is_given_up(sites, tmp_path):
             daemon.process.send_signal(signal.SIGUSR1)
             refused(peer.post('/commit'), 404)
             with daemon.client() as client:
-                sent = send.send(home.repo, 'silent', client)
+                sent = image_sending.send(home.repo, 'silent', client)
             assert sent.found_blocks == 64
             status = daemon.status()['receiving']
             assert (status['images'], status['failures'],
@@ -547,7 +547,7 @@ def test_a_stop_keeps_what_came(sites, tmp_path):
         assert not repositories.spool(away.path)
         daemon.start()
         with daemon.client() as client:
-            sent = send.send(home.repo, 'stopped', client)
+            sent = image_sending.send(home.repo, 'stopped', client)
         assert sent.found_blocks == 16
     away.repo.close()
 
@@ -560,9 +560,9 @@ def test_killed_often(sites, tmp_path, monkeypatch):
     home.put('killed', data)
     away = test_pull.Site(tmp_path / 'away')
     kills = 2
-    test_send.limit_lots(monkeypatch, 32)
+    test_image_sending.limit_lots(monkeypatch, 32)
     with daemons.Daemon(away.path) as daemon:
-        daemon.program = test_send.program(SYNC_BYTES=1 << 20)
+        daemon.program = test_image_sending.program(SYNC_BYTES=1 << 20)
         daemon.start()
         left = [len(data) * n // (kills + 1) for n in range(1, kills + 1)]
 
@@ -574,8 +574,8 @@ def test_killed_often(sites, tmp_path, monkeypatch):
                     daemon.start()
 
         with daemon.client() as client:
-            sent = send.send(home.repo, 'killed', client,
-                             pace=Pace())
+            sent = image_sending.send(home.repo, 'killed', client,
+                                      pace=Pace())
         assert not left
         assert away.read('killed') == data
         # A sync point is behind, and some lots are under way.

@@ -24,7 +24,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import scopes
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 from tests.support import cache_harness
 from tests.support import daemons
 from tests.support import replicas
@@ -269,7 +269,7 @@ def test_an_upload_does_not_become_an_image(storing, home):
             storing, 'one') as one:
         with pytest.raises(client_errors.Refused,
                            match='Request upload') as caught:
-            send.send(home, image_id, one)
+            image_sending.send(home, image_id, one)
     assert caught.value.code == 400
     assert image_id not in held(storing)
 
@@ -293,9 +293,9 @@ def test_planted_bytes_are_not_those_that_glance_means(
                     storing, 'site') as site:
             claimed = ('sha512', hashlib.sha512(data).hexdigest()) if (
                 names_true_hash) else ()
-            sender = send._Sender(
+            sender = image_sending._Sender(
                 sending.image, sending.header, site,
-                send.task.Pace(), known=claimed)
+                image_sending.task.Pace(), known=claimed)
             if names_true_hash:
                 with pytest.raises(client_errors.Refused) as caught:
                     sender.run(lambda location: None)
@@ -319,7 +319,7 @@ def test_who_sends_what_is_there_gets_no_location(storing, home, alice):
     image_id = alice.create(name='image')['id']
     alice.upload(image_id, data)
     with stored(home, image_id, data), client(storing, 'site') as site:
-        sent = send.send(home, image_id, site)
+        sent = image_sending.send(home, image_id, site)
         assert sent.exists and sent.location is None
         with contextlib.closing(replicas.Sending(home, image_id)) as sending:
             replica = site.begin_replica(image_id, sending.upload_id,
@@ -358,7 +358,7 @@ def test_only_the_scope_of_the_storing_host(storing, home, project, scope):
         with contextlib.closing(replicas.Sending(home, image_id)) as sending:
             header = sending.header
             if isinstance(scope, bytes):
-                header = send.dataclasses.replace(header, scope=scope)
+                header = image_sending.dataclasses.replace(header, scope=scope)
             with client(storing, 'site') as site:
                 with pytest.raises(client_errors.Refused) as caught:
                     site.begin_replica(image_id, sending.upload_id, header,

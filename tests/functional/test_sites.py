@@ -20,8 +20,8 @@ import pytest
 
 from glance_dedup.cli import main
 from glance_dedup.client import glance_api
-from glance_dedup.transfer import journal
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
+from glance_dedup.transfer import progress_file
 from tests.functional import two_sites
 from tests.support import daemons
 from tests.support import repositories
@@ -93,10 +93,11 @@ def same(sites, image_id):
 
 def noted(sites):
     """What is noted as being under way."""
-    path = pathlib.Path(sites.home.path) / journal.NAME
+    path = pathlib.Path(sites.home.path) / progress_file.NAME
     if not path.exists():
         return set()
-    return {entry.image_id for entry in journal.decode(path.read_bytes())}
+    return {entry.image_id
+            for entry in progress_file.decode(path.read_bytes())}
 
 
 # -- what is there ------------------------------------------------------------
@@ -319,8 +320,8 @@ def at(monkeypatch, place, name, act):
 
 
 DELETING = {
-    'recorded': (journal.Underway, 'recorded'),
-    'sent': (send._Sender, '_send_lots'),
+    'recorded': (progress_file.Underway, 'recorded'),
+    'sent': (image_sending._Sender, '_send_lots'),
     'located': (glance_api.Glance, 'add_data')}
 
 
@@ -380,12 +381,12 @@ def test_two_ways(sites, run):
 
 #: What changes something, at home or there, each possibly the last.
 STEPS = [
-    (journal.Underway, 'begin'), (glance_api.Glance, 'create'),
-    (journal.Underway, 'recorded'), (glance_api.Glance, 'add_member'),
-    (send._Sender, '_begin'), (send._Sender, '_send_lots'),
-    (journal.Underway, 'located'), (send._Sender, 'run'),
+    (progress_file.Underway, 'begin'), (glance_api.Glance, 'create'),
+    (progress_file.Underway, 'recorded'), (glance_api.Glance, 'add_member'),
+    (image_sending._Sender, '_begin'), (image_sending._Sender, '_send_lots'),
+    (progress_file.Underway, 'located'), (image_sending._Sender, 'run'),
     (glance_api.Glance, 'add_data'), (glance_api.Glance, 'wait_for_data'),
-    (glance_api.Glance, 'set'), (journal.Underway, 'end')]
+    (glance_api.Glance, 'set'), (progress_file.Underway, 'end')]
 
 
 def child(arguments, environment, step, log):

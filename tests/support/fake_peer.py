@@ -10,7 +10,7 @@ import hashlib
 
 from glance_dedup.client import client_errors
 from glance_dedup.client import wire
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 from tests.support import replicas
 
 
@@ -25,7 +25,7 @@ class Recipe:
         self._sending = sending
 
     def __iter__(self):
-        return send._extents(self._sending.image, self.header)
+        return image_sending._extents(self._sending.image, self.header)
 
     def close(self):
         self._sending.close()

@@ -7,7 +7,7 @@ import types
 
 from dedupd.serve import incoming_replicas
 from glance_dedup.client import wire
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 
 #: What a sender is told; small lots, so that there are some.
 LOTS = types.SimpleNamespace(offset=0, lot_blocks=16, lot_bytes=1 << 20,
@@ -24,8 +24,8 @@ class Sending:
         self.image = home.open_image(image_id)
         self.header = wire.RecipeHeader.of(self.image.stat, home.parameters)
         self.upload_id = self.image.stat.upload_id
-        self.lots = list(send._lots(
-            send._extents(self.image, self.header), most,
+        self.lots = list(image_sending._lots(
+            image_sending._extents(self.image, self.header), most,
             self.header.block_size))
 
     def frames(self, ranges):

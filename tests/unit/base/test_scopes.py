@@ -29,7 +29,7 @@ from glance_dedup.base import scopes
 from glance_dedup.check import checker
 from glance_dedup.check import files
 from glance_dedup.repository import openvolumes
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import pull
 from tests.support import daemons
 from tests.support import maintenance
@@ -766,7 +766,7 @@ def test_what_comes_is_verified_by_the_senders_scope(
             seen.add(scope)
             return real(name, block, scope)
     with monkeypatch.context() as patch:
-        patch.setattr(assembler, '_engine', Module)
+        patch.setattr(image_assembly, '_engine', Module)
         with repositories.open_repository(path) as repo:
             with daemon.client() as client:
                 pull.pull(repo, 'p', client, **Q)

@@ -16,7 +16,7 @@ from dedupd import history
 from glance_dedup.check import checker
 from glance_dedup.check import report as report_module
 from glance_dedup.check import space
-from glance_dedup.transfer import journal
+from glance_dedup.transfer import progress_file
 from tests.unit.check import fixtures
 from tests.unit.check.fixtures import block
 from tests.unit.check.fixtures import look
@@ -235,12 +235,12 @@ def test_unknown_names_and_modes_are_notes(repository, group, image):
 
 
 @pytest.mark.parametrize('name, module', [
-    ('cache.json', index), ('replication.json', journal),
+    ('cache.json', index), ('replication.json', progress_file),
     ('tasks.json', history)])
 def test_lists_of_images(repository, group, image, name, module):
     """A bad one is a note: no image is worse for it."""
     file = repository.path / name
-    good = module.encode([] if module is journal else {})
+    good = module.encode([] if module is progress_file else {})
     for content in (b'', good):
         repository.write(file, content)
         repository.write(repository.path / f'{name}.new', b'half')

@@ -22,7 +22,7 @@ from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.client import daemon_connection
 from glance_dedup.client import wire
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import pull
 from tests.support import certificates
 from tests.support import daemons
@@ -86,7 +86,7 @@ def client(daemon):
 
 @pytest.fixture
 def small_lots(monkeypatch):
-    monkeypatch.setattr(assembler, 'LOT_BLOCKS', 16)
+    monkeypatch.setattr(image_assembly, 'LOT_BLOCKS', 16)
 
 
 # -- what comes, and what does not --------------------------------------------
@@ -427,10 +427,10 @@ KILLED = '''
     import os, sys
     from glance_dedup.client import daemon_client
     from glance_dedup.repository import image_repository
-    from glance_dedup.transfer import assembler
+    from glance_dedup.transfer import image_assembly
     from glance_dedup.transfer import pull
     path, filters, address = sys.argv[1:]
-    assembler.LOT_BLOCKS, pull.SYNC_BYTES = 16, 64 << 10
+    image_assembly.LOT_BLOCKS, pull.SYNC_BYTES = 16, 64 << 10
     pull.pull(
         image_repository.Repository(path, filter_dir=filters, filter_mib=1), 'one',
         daemon_client.Client(address), progress=lambda done, size: (

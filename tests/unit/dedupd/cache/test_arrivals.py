@@ -25,7 +25,7 @@ from glance_dedup.base import hashes
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import pull
 from tests.support import daemons
 from tests.support import repositories
@@ -225,7 +225,7 @@ def serving(hosts):
 @pytest.fixture
 def small(monkeypatch):
     """Lots, memory and sync points so small that there are many."""
-    monkeypatch.setattr(assembler, 'READ_LOT_BYTES', 64 << 10)
+    monkeypatch.setattr(image_assembly, 'READ_LOT_BYTES', 64 << 10)
     monkeypatch.setattr(pull, 'SYNC_BYTES', 256 << 10)
     monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 256 << 10)
     monkeypatch.setattr(partial_image, 'NEAR_BYTES', 16 << 10)
@@ -906,10 +906,10 @@ KILLED = '''
     from dedupd.cache import arrivals
     from glance_dedup.client import daemon_client as client
     from glance_dedup.repository import image_repository
-    from glance_dedup.transfer import assembler
+    from glance_dedup.transfer import image_assembly
     from glance_dedup.transfer import pull
     path, filters, address, size = sys.argv[1:]
-    assembler.READ_LOT_BYTES, pull.SYNC_BYTES = 64 << 10, 256 << 10
+    image_assembly.READ_LOT_BYTES, pull.SYNC_BYTES = 64 << 10, 256 << 10
     images = arrivals.Arrivals(
         image_repository.Repository(path, filter_dir=filters, filter_mib=1),
         lambda token: client.Client(address))
@@ -946,7 +946,7 @@ def test_kill_and_again(hosts):
 
 def test_memory_is_bounded(hosts, monkeypatch):
     """However large the image, and wherever it is read."""
-    monkeypatch.setattr(assembler, 'READ_LOT_BYTES', 256 << 10)
+    monkeypatch.setattr(image_assembly, 'READ_LOT_BYTES', 256 << 10)
     monkeypatch.setattr(pull, 'SYNC_BYTES', MIB)
     monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 512 << 10)
     most = collections.Counter()

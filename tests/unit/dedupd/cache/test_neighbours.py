@@ -10,7 +10,7 @@ import pytest
 
 from dedupd.cache import neighbours
 from glance_dedup.client import client_errors
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 
 IMAGE = 'image'
 OWN = '0' * 32
@@ -77,12 +77,12 @@ class World:
 
     def fetch(self, asking, begin=0, wanted=(0,)):
         """Returns the addresses that were asked, and what is still wanted."""
-        lot = assembler.Lot(begin, begin + MIB, [], wanted={
+        lot = image_assembly.Lot(begin, begin + MIB, [], wanted={
             offset: (b'name', 10) for offset in wanted})
 
         def take(lot, offset):
             if lot.wanted.pop(offset, None) is None:
-                raise assembler.BadBlock(offset, 'it is wrong')
+                raise image_assembly.BadBlock(offset, 'it is wrong')
 
         self.asked = []
         asking.fetch(lot, begin, take)

@@ -14,7 +14,7 @@ from dedupd.cache import uploads
 from dedupd.http import glance
 from dedupd.http import messages
 from glance_dedup.base import exceptions
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 from tests.support import repositories
 
 MIB = 1 << 20
@@ -112,7 +112,7 @@ def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became,
                      'size': len(data)}
 
     def upload(*args):
-        raise send.Unsure('the link broke')
+        raise image_sending.Unsure('the link broke')
 
     async def body():
         yield data

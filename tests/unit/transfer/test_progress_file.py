@@ -13,7 +13,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.transfer import journal
+from glance_dedup.transfer import progress_file
 from tests.support import repositories
 
 SITE = 'http://glance.example:9292/v2'
@@ -27,7 +27,7 @@ def repo(tmp_path):
 
 
 def path_of(repo):
-    return os.path.join(repo.path, journal.NAME)
+    return os.path.join(repo.path, progress_file.NAME)
 
 
 def write(repo, content):
@@ -36,7 +36,7 @@ def write(repo, content):
 
 
 def test_from_begin_to_end(repo):
-    one = journal.Underway(repo, SITE)
+    one = progress_file.Underway(repo, SITE)
     assert one.entries() == {} and not os.path.exists(path_of(repo))
     one.begin('a')
     one.begin('b')
@@ -46,9 +46,9 @@ def test_from_begin_to_end(repo):
     one.begin('a')
     one.recorded('a')
     assert one.entries() == {
-        'a': journal.Entry('a', SITE, True, 'dedup://where'),
-        'b': journal.Entry('b', SITE, False)}
-    other = journal.Underway(repo, SITE + '/other')
+        'a': progress_file.Entry('a', SITE, True, 'dedup://where'),
+        'b': progress_file.Entry('b', SITE, False)}
+    other = progress_file.Underway(repo, SITE + '/other')
     assert other.entries() == {}
     other.begin('a')
     other.end('a')
@@ -64,10 +64,10 @@ def test_many_processes(repo):
     code = (
         'import sys\n'
         'from glance_dedup.repository import image_repository\n'
-        'from glance_dedup.transfer import journal\n'
+        'from glance_dedup.transfer import progress_file\n'
         'repo = image_repository.Repository(sys.argv[1], '
         'filter_dir=sys.argv[2])\n'
-        f'one = journal.Underway(repo, {SITE!r})\n'
+        f'one = progress_file.Underway(repo, {SITE!r})\n'
         'for n in range(20):\n'
         '    name = f"{sys.argv[3]}-{n}"\n'
         '    one.begin(name); one.recorded(name)\n'
@@ -77,7 +77,7 @@ def test_many_processes(repo):
         [sys.executable, '-c', code, repo.path, str(repo.path) + '.filter',
          f'process-{number}']) for number in range(4)]
     assert [process.wait(120) for process in processes] == [0] * 4
-    found = journal.Underway(repo, SITE).entries()
+    found = progress_file.Underway(repo, SITE).entries()
     assert sorted(found) == sorted(
         f'process-{number}-{n}' for number in range(4)
         for n in range(0, 20, 2))
@@ -86,23 +86,24 @@ def test_many_processes(repo):
 
 def test_replaced_before_it_is_locked(repo, monkeypatch):
     """The lock of a file that is not the one any more is worth nothing."""
-    one, other = journal.Underway(repo, SITE), journal.Underway(repo, SITE)
+    one, other = progress_file.Underway(repo, SITE), progress_file.Underway(
+        repo, SITE)
     one.begin('a')
     todo = [lambda: other.begin('b')]
-    real = journal.filesystem.lock
+    real = progress_file.filesystem.lock
 
     def lock(*args):
         if todo:
             todo.pop()()
         return real(*args)
-    monkeypatch.setattr(journal.filesystem, 'lock', lock)
+    monkeypatch.setattr(progress_file.filesystem, 'lock', lock)
     one.begin('c')
     assert list(one.entries()) == ['a', 'b', 'c']
 
 
 def test_another_one_holds_the_lock(repo, monkeypatch):
-    monkeypatch.setattr(journal, '_LOCK_SECONDS', 0.2)
-    one = journal.Underway(repo, SITE)
+    monkeypatch.setattr(progress_file, '_LOCK_SECONDS', 0.2)
+    one = progress_file.Underway(repo, SITE)
     one.begin('a')
     fd = one._open_locked()
     with pytest.raises(exceptions.BusyError, match='replication.json locked'):
@@ -115,8 +116,8 @@ def test_another_one_holds_the_lock(repo, monkeypatch):
 
 
 def test_too_many(repo, monkeypatch):
-    monkeypatch.setattr(journal, 'MAX_COUNT', 3)
-    one = journal.Underway(repo, SITE)
+    monkeypatch.setattr(progress_file, 'MAX_COUNT', 3)
+    one = progress_file.Underway(repo, SITE)
     for name in 'abc':
         one.begin(name)
     one.begin('c')
@@ -127,16 +128,16 @@ def test_too_many(repo, monkeypatch):
 
 
 def test_the_file_of_the_most_images_can_be_read():
-    entries = [journal.Entry('i' * 124 + f'{n:04}', 's' * 500, False,
-                             'l' * 512)
-               for n in range(journal.MAX_COUNT)]
-    content = journal.encode(entries)
-    assert len(content) <= journal.MAX_SIZE
-    assert journal.decode(content) == entries
+    entries = [progress_file.Entry('i' * 124 + f'{n:04}', 's' * 500, False,
+                                   'l' * 512)
+               for n in range(progress_file.MAX_COUNT)]
+    content = progress_file.encode(entries)
+    assert len(content) <= progress_file.MAX_SIZE
+    assert progress_file.decode(content) == entries
 
 
 def test_a_crash_while_it_is_written(repo):
-    one = journal.Underway(repo, SITE)
+    one = progress_file.Underway(repo, SITE)
     one.begin('a')
     with open(path_of(repo) + '.new', 'wb') as f:
         f.write(b'{"kind')
@@ -159,7 +160,7 @@ def entry(**fields):
     (b'{', 'Expecting'), (b'[]', 'not a list of images'),
     (b'null', 'not a list'), (b'\xff', 'codec'),
     (b'[' * 100000, 'not a list of images'),
-    (b' ' * (journal.MAX_SIZE + 1), 'larger than'),
+    (b' ' * (progress_file.MAX_SIZE + 1), 'larger than'),
     (signed(kind='other', images=[]), 'another kind'),
     (signed(version=2, images=[]), 'knows 1'),
     (signed(images=[]).replace(b'"version": 1', b'"version": 1.0'),
@@ -175,7 +176,7 @@ def entry(**fields):
 ])
 def test_a_file_that_is_no_good(repo, content, why):
     write(repo, content)
-    one = journal.Underway(repo, SITE)
+    one = progress_file.Underway(repo, SITE)
     for act in (one.entries, lambda: one.begin('b'), lambda: one.end('b')):
         with pytest.raises(exceptions.DamagedError, match=why) as e:
             act()
@@ -188,8 +189,8 @@ def test_a_file_that_is_no_good(repo, content, why):
 @hypothesis.given(strategies.data())
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_every_damage_is_noticed(data):
-    good = journal.encode([journal.Entry('a', SITE, True),
-                           journal.Entry('b', SITE, False)])
+    good = progress_file.encode([progress_file.Entry('a', SITE, True),
+                                 progress_file.Entry('b', SITE, False)])
     at = data.draw(strategies.integers(0, len(good) - 1))
     bad = data.draw(strategies.one_of(
         strategies.just(good[:at]),
@@ -197,11 +198,11 @@ def test_every_damage_is_noticed(data):
             lambda bits: good[:at] + bytes([good[at] ^ bits])
             + good[at + 1:])))
     try:
-        found = journal.decode(bad)
+        found = progress_file.decode(bad)
     except ValueError:
         return
     # White space, and nothing at all, which is a new file.
-    assert not bad or found == journal.decode(good)
+    assert not bad or found == progress_file.decode(good)
 
 
 @pytest.mark.parametrize('kind', ['link', 'directory', 'fifo'])
@@ -212,7 +213,7 @@ def test_what_is_no_file(repo, kind, tmp_path):
     {'link': lambda: os.symlink(target, path),
      'directory': lambda: os.mkdir(path),
      'fifo': lambda: os.mkfifo(path)}[kind]()
-    one = journal.Underway(repo, SITE)
+    one = progress_file.Underway(repo, SITE)
     for act in (one.entries, lambda: one.begin('b')):
         with pytest.raises(exceptions.RepositoryError,
                            match='replication.json'):
@@ -222,12 +223,12 @@ def test_what_is_no_file(repo, kind, tmp_path):
 
 def test_a_disk_that_fails(repo, monkeypatch):
     """What cannot be noted is not begun."""
-    one = journal.Underway(repo, SITE)
+    one = progress_file.Underway(repo, SITE)
     one.begin('a')
 
     def fail(*args):
         raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(journal.files, 'replace_file', fail)
+    monkeypatch.setattr(progress_file.files, 'replace_file', fail)
     with pytest.raises(exceptions.StorageError, match='written: No space'):
         one.begin('b')
     monkeypatch.undo()

@@ -27,7 +27,7 @@ from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.client import replica_upload
 from glance_dedup.client import wire
-from glance_dedup.transfer import send as send_module
+from glance_dedup.transfer import image_sending
 from tests.support import daemons
 from tests.support import repositories
 from tests.unit.transfer import test_pull
@@ -88,8 +88,8 @@ def small_lots(monkeypatch):
 @pytest.fixture
 def soon(monkeypatch):
     """Attempts follow each other quickly."""
-    monkeypatch.setattr(send_module, 'PAUSES', (0.05, 0.1, 0.1))
-    monkeypatch.setattr(send_module, 'BUSY_SECONDS', 0.0)
+    monkeypatch.setattr(image_sending, 'PAUSES', (0.05, 0.1, 0.1))
+    monkeypatch.setattr(image_sending, 'BUSY_SECONDS', 0.0)
 
 
 def program(**constants):
@@ -153,7 +153,7 @@ def test_send(home, away, client):
             hashes.record(home.repo.path, home.repo.stat(image_id),
                           hashes.Hash('sha256', known))
         steps = []
-        sent = send_module.send(home.repo, image_id, client, pace=Pace(
+        sent = image_sending.send(home.repo, image_id, client, pace=Pace(
             lambda pace: steps.append((pace.done, pace.total))))
         assert away.read(image_id) == data
         stat, there = home.repo.stat(image_id), away.repo.stat(image_id)
@@ -180,20 +180,20 @@ def test_only_what_is_missing_goes(home, away, client):
     home.put('one', data)
     # The middle is there already, in another image and at another place.
     away.put('other', noise(77 * BLOCK, 2) + data[100 * BLOCK:350 * BLOCK])
-    sent = send_module.send(home.repo, 'one', client)
+    sent = image_sending.send(home.repo, 'one', client)
     assert (sent.found_blocks, sent.sent_blocks) == (250, 150)
     least = 150 * BLOCK + 400 * 36
     assert least < sent.sent_bytes < least * 1.03 + HEADS
     assert away.read('one') == data
     # A similar one; blocks of the first.
     home.put('two', data[:300 * BLOCK] + noise(10 * BLOCK, 3))
-    sent = send_module.send(home.repo, 'two', client)
+    sent = image_sending.send(home.repo, 'two', client)
     assert (sent.found_blocks, sent.sent_blocks) == (300, 10)
     least = 10 * BLOCK + 310 * 36
     assert least < sent.sent_bytes < least * 1.05 + 2 * HEADS
     # The same one, deleted there meanwhile: nothing but its description.
     away.repo.delete('one')
-    sent = send_module.send(home.repo, 'one', client)
+    sent = image_sending.send(home.repo, 'one', client)
     assert (sent.found_blocks, sent.sent_blocks) == (400, 0)
     assert sent.sent_bytes < 400 * 36 + HEADS
     assert away.read('one') == data
@@ -206,7 +206,7 @@ def test_a_block_goes_once(home, away, client):
     order = [0] * 20 + list(range(40)) + [5, 39, 0, 7] * 30 + [0] * 20
     data = b''.join(some[number] for number in order) + some[3][:100]
     home.put('one', data)
-    sent = send_module.send(home.repo, 'one', client)
+    sent = image_sending.send(home.repo, 'one', client)
     assert away.read('one') == data
     assert (sent.found_blocks, sent.sent_blocks) == (len(order) - 40, 41)
 
@@ -216,7 +216,7 @@ def test_a_block_goes_once(home, away, client):
 def test_any_mixture(home, away, client, seed):
     home.put('one', mixture(2_000_000 + seed, seed))
     away.put('other', mixture(2_000_000, seed + 1))
-    send_module.send(home.repo, 'one', client)
+    image_sending.send(home.repo, 'one', client)
     assert away.read('one') == mixture(2_000_000 + seed, seed)
     repositories.require_clean(away.path)
 
@@ -240,7 +240,7 @@ def test_lots_are_cut_alike_from_any_on(seed):
     def cut(offset):
         most = replica_upload.Replica(None, '', end, facts)
         most.offset = offset
-        return list(send_module._lots(iter(extents), most, 512))
+        return list(image_sending._lots(iter(extents), most, 512))
 
     lots = cut(0)
     assert (lots[0].offset, lots[-1].end) == (0, end)
@@ -271,7 +271,7 @@ def test_all_of_it_goes(home, tmp_path, parameters, word):
     home.put('one', data)
     away = test_pull.Site(tmp_path / 'away', **parameters)
     with daemons.running(away.path) as daemon, daemon.client() as client:
-        sent = send_module.send(home.repo, 'one', client)
+        sent = image_sending.send(home.repo, 'one', client)
         assert word in sent.whole
         assert away.read('one') == data
         # As if it had been uploaded there.
@@ -281,8 +281,8 @@ def test_all_of_it_goes(home, tmp_path, parameters, word):
         assert away.repo.stat('two').zero_bytes == stat.zero_bytes
         assert away.repo.stat('two').new_bytes < 10000
         # And it is known again.
-        send_module.send(home.repo, 'one', client)
-        assert send_module.send(home.repo, 'one', client).exists
+        image_sending.send(home.repo, 'one', client)
+        assert image_sending.send(home.repo, 'one', client).exists
     repositories.require_clean(away.path)
     away.repo.close()
 
@@ -293,12 +293,12 @@ def test_fingerprints_that_are_not_cryptographic(tmp_path, away, client):
                           verify='bytes')
     data = noise(50 * BLOCK) * 2
     home.put('one', data)
-    sent = send_module.send(home.repo, 'one', client)
+    sent = image_sending.send(home.repo, 'one', client)
     assert sent.whole and sent.sent_blocks == 100
     assert away.read('one') == data
     # And what is there is not taken for the same.
     with pytest.raises(client_errors.Refused) as caught:
-        send_module.send(home.repo, 'one', client)
+        image_sending.send(home.repo, 'one', client)
     assert caught.value.code == 409
     assert 'nobody can tell' in str(caught.value)
     home.repo.close()
@@ -311,35 +311,35 @@ def test_the_scope_goes_with_it(home, away, client):
     home.put('two', data, project='q', scope='project')
     away.put('other', data)
     for image_id in ('one', 'two'):
-        sent = send_module.send(home.repo, image_id, client)
+        sent = image_sending.send(home.repo, image_id, client)
         assert sent.sent_blocks == 50
         assert (away.repo.stat(image_id).scope
                 == home.repo.stat(image_id).scope)
         assert away.read(image_id) == data
     home.put('three', data, project='p', scope='project')
-    assert send_module.send(home.repo, 'three', client).sent_blocks == 0
+    assert image_sending.send(home.repo, 'three', client).sent_blocks == 0
 
 
 def test_it_is_there_already(home, away, client):
     """From before the sender was interrupted: found equal, and not changed."""
     data = mixture(3_000_001)
     home.put('one', data)
-    first = send_module.send(home.repo, 'one', client)
-    again = send_module.send(home.repo, 'one', client)
+    first = image_sending.send(home.repo, 'one', client)
+    again = image_sending.send(home.repo, 'one', client)
     assert again.exists and not first.exists
     assert again.location is None
     assert again.upload_id == first.upload_id
     # Except to those who got it when they sent the image.
-    again = send_module.send(home.repo, 'one', client,
-                             location=first.location)
+    again = image_sending.send(home.repo, 'one', client,
+                               location=first.location)
     assert again.location == first.location
     away.repo.delete('one')
     away.put('one', data)
-    again = send_module.send(home.repo, 'one', client,
-                             location=first.location)
+    again = image_sending.send(home.repo, 'one', client,
+                               location=first.location)
     assert again.exists and again.location is None
     away.repo.delete('one')
-    first = send_module.send(home.repo, 'one', client)
+    first = image_sending.send(home.repo, 'one', client)
     assert again.sent_blocks == 0
     assert away.repo.stat('one').upload_id == first.upload_id
 
@@ -357,7 +357,7 @@ def test_another_is_there(home, away, client, change):
     home.put('one', data)
     away.put('one', bytes(other))
     with pytest.raises(client_errors.Refused) as caught:
-        send_module.send(home.repo, 'one', client)
+        image_sending.send(home.repo, 'one', client)
     assert caught.value.code == 409
     assert 'another image of this id' in str(caught.value)
     assert away.read('one') == bytes(other)
@@ -368,7 +368,7 @@ def test_another_is_there(home, away, client, change):
 def test_bytes_are_told_before_they_go(home, client):
     home.put('one', noise(100 * BLOCK))
     pace = Pace(lambda pace: None)
-    sent = send_module.send(home.repo, 'one', client, pace=pace)
+    sent = image_sending.send(home.repo, 'one', client, pace=pace)
     assert 100 * BLOCK < pace.sent < sent.sent_bytes < pace.sent + 6000
 
 
@@ -379,11 +379,11 @@ def test_it_is_stopped(home, away, client):
     home.put('one', data)
     pace = once(half, lambda: pace.stop())
     with pytest.raises(pacing.Stopped):
-        send_module.send(home.repo, 'one', client, pace=pace)
+        image_sending.send(home.repo, 'one', client, pace=pace)
     assert not client._busy
     away.require_nothing_of('one')
     require_nothing_in_flight(away)
-    sent = send_module.send(home.repo, 'one', client)
+    sent = image_sending.send(home.repo, 'one', client)
     assert sent.found_blocks > 250
     assert away.read('one') == data
 
@@ -398,10 +398,10 @@ def test_it_is_not_confirmed(home, away, client):
 
     home.put('one', noise(10 * BLOCK))
     with pytest.raises(Deleted):
-        send_module.send(home.repo, 'one', client, confirm=confirm)
+        image_sending.send(home.repo, 'one', client, confirm=confirm)
     away.require_nothing_of('one')
     require_nothing_in_flight(away)
-    assert send_module.send(home.repo, 'one', client).sent_blocks == 0
+    assert image_sending.send(home.repo, 'one', client).sent_blocks == 0
 
 
 @pytest.mark.usefixtures('small_lots')
@@ -409,11 +409,11 @@ def test_it_is_deleted_here_meanwhile(home, away, client):
     """The open image is sent (I12); whether it is wanted, others say."""
     data = noise(600 * BLOCK)
     home.put('one', data)
-    send_module.send(home.repo, 'one', client, pace=once(
+    image_sending.send(home.repo, 'one', client, pace=once(
         half, lambda: home.repo.delete('one')))
     assert away.read('one') == data
     with pytest.raises(exceptions.ImageNotFound):
-        send_module.send(home.repo, 'one', client)
+        image_sending.send(home.repo, 'one', client)
 
 
 def test_damage_here(home, away, client):
@@ -423,7 +423,7 @@ def test_damage_here(home, away, client):
     group.data[-100:] = bytes(100)
     group.save()
     with pytest.raises(exceptions.DamagedError) as caught:
-        send_module.send(home.repo, 'one', client)
+        image_sending.send(home.repo, 'one', client)
     assert 'image one is not sent: ' in str(caught.value)
     assert 'groups/00000001' in str(caught.value)
     away.require_nothing_of('one')
@@ -437,7 +437,7 @@ def test_nobody_is_there(home, tmp_path):
     with daemon_client.Client(f'unix:{tmp_path}/none') as client:
         began = time.monotonic()
         with pytest.raises(client_errors.DaemonUnavailable):
-            send_module.send(home.repo, 'one', client)
+            image_sending.send(home.repo, 'one', client)
     # It is not tried again and again if nobody ever was.
     assert time.monotonic() - began < 5
 
@@ -451,7 +451,7 @@ def test_an_older_daemon(home, tmp_path):
                 daemons.answer(body, 404))):
         with daemon_client.Client(f'unix:{tmp_path}/s') as client:
             with pytest.raises(client_errors.Refused) as caught:
-                send_module.send(home.repo, 'one', client)
+                image_sending.send(home.repo, 'one', client)
     assert 'Update it' in str(caught.value)
 
 
@@ -494,7 +494,7 @@ def test_a_receiver_that_lies(home, tmp_path, first, second):
         with daemon_client.Client(f'unix:{tmp_path}/s') as client:
             with pytest.raises((client_errors.BadAnswer,
                                 exceptions.InvalidParameter)):
-                send_module.send(home.repo, 'one', client)
+                image_sending.send(home.repo, 'one', client)
     assert not [path for _, path in posted if b'/blocks' in path]
     assert len([path for _, path in posted if b'upload' in path]) == 1
 
@@ -568,7 +568,7 @@ def test_the_connection_breaks(home, away, daemon, tmp_path):
         with contextlib.closing(relay), daemon_client.Client(
                 f'unix:{tmp_path}/relay-{left}') as client:
             relay.left = left
-            sent = send_module.send(home.repo, image_id, client)
+            sent = image_sending.send(home.repo, image_id, client)
         assert relay.cuts == 1
         assert away.read(image_id) == data
         # Two requests, each of a lot, were under way.
@@ -580,7 +580,7 @@ def test_the_connection_breaks(home, away, daemon, tmp_path):
 def test_the_connection_breaks_for_ever(home, away, daemon, tmp_path,
                                         monkeypatch):
     """It is given up, and says so; the next one goes on."""
-    monkeypatch.setattr(send_module, 'PAUSES', (0.05, 0.1))
+    monkeypatch.setattr(image_sending, 'PAUSES', (0.05, 0.1))
     data = noise(600 * BLOCK)
     home.put('one', data)
     relay = Relay(tmp_path / 'relay', daemon.socket)
@@ -592,7 +592,7 @@ def test_the_connection_breaks_for_ever(home, away, daemon, tmp_path,
     with contextlib.closing(relay), daemon_client.Client(
             f'unix:{tmp_path}/relay') as client:
         with pytest.raises(client_errors.DaemonUnavailable) as caught:
-            send_module.send(home.repo, 'one', client, pace=Pace(cut))
+            image_sending.send(home.repo, 'one', client, pace=Pace(cut))
         assert client.address in str(caught.value)
     assert not away.repo.images()
     assert relay.cuts >= 3
@@ -608,8 +608,8 @@ def test_the_receiver_is_killed(home, away, daemon, client):
         daemon.kill()
         daemon.start()
 
-    sent = send_module.send(home.repo, 'one', client,
-                            pace=once(half, restart))
+    sent = image_sending.send(home.repo, 'one', client,
+                              pace=once(half, restart))
     assert away.read('one') == data
     repositories.require_clean(away.path)
     assert sent.sent_blocks >= 3000
@@ -625,8 +625,8 @@ def test_the_receiver_is_restarted(home, away, daemon, client):
         assert daemon.stop() == 0
         daemon.start()
 
-    sent = send_module.send(home.repo, 'one', client,
-                            pace=once(half, restart))
+    sent = image_sending.send(home.repo, 'one', client,
+                              pace=once(half, restart))
     assert away.read('one') == data
     assert sent.sent_bytes < len(data) * 1.05
     repositories.require_clean(away.path)
@@ -637,11 +637,11 @@ def test_the_receiver_does_not_come_back(home, away, daemon, client):
     data = noise(600 * BLOCK)
     home.put('one', data)
     with pytest.raises(client_errors.DaemonUnavailable):
-        send_module.send(home.repo, 'one', client,
-                         pace=once(half, daemon.kill))
+        image_sending.send(home.repo, 'one', client,
+                           pace=once(half, daemon.kill))
     assert not away.repo.images()
     daemon.start()
-    send_module.send(home.repo, 'one', client)
+    image_sending.send(home.repo, 'one', client)
     assert away.read('one') == data
 
 
@@ -651,7 +651,7 @@ def test_the_disk_there_is_full(home, tmp_path):
         away = test_pull.Site(disk / 'away')
         with daemons.running(away.path) as daemon, daemon.client() as client:
             with pytest.raises(client_errors.Refused) as caught:
-                send_module.send(home.repo, 'one', client)
+                image_sending.send(home.repo, 'one', client)
             assert caught.value.code == 507
             assert 'Make room at the receiving site' in str(caught.value)
             away.require_nothing_of('one')
@@ -672,15 +672,15 @@ def test_two_send_one_image(home, away, daemon, client):
     def second():
         with daemon.client() as other:
             try:
-                send_module.send(home.repo, 'one', other)
+                image_sending.send(home.repo, 'one', other)
             except client_errors.Refused as e:
                 errors.append(e)
 
-    send_module.send(home.repo, 'one', client, pace=once(half, second))
+    image_sending.send(home.repo, 'one', client, pace=once(half, second))
     assert away.read('one') == data
     assert errors[0].code == 503
     assert 'another sender, since 20' in str(errors[0])
-    assert send_module.send(home.repo, 'one', client).exists
+    assert image_sending.send(home.repo, 'one', client).exists
 
 
 SENDER = '''
@@ -688,14 +688,14 @@ import os, signal, sys
 from glance_dedup.base import pacing
 from glance_dedup.client import daemon_client as client
 from glance_dedup.repository import image_repository
-from glance_dedup.transfer import send
+from glance_dedup.transfer import image_sending
 class Pace(pacing.Pace):
     def step(self, done, total, what, cost=0):
         if done > total // 2:
             os.kill(os.getpid(), signal.SIGKILL)
 with image_repository.Repository(sys.argv[1], filter_dir=sys.argv[2]) as repo, \\
         client.Client(sys.argv[3]) as client:
-    send.send(repo, 'one', client, pace=Pace())
+    image_sending.send(repo, 'one', client, pace=Pace())
 '''
 
 
@@ -715,7 +715,7 @@ def test_the_sender_is_killed(home, away, lots, monkeypatch):
             [sys.executable, '-c', SENDER, home.path, f'{home.path}-filter',
              daemon.address], cwd=daemons.ROOT, timeout=100)
         assert done.returncode == -signal.SIGKILL
-        sent = send_module.send(home.repo, 'one', client)
+        sent = image_sending.send(home.repo, 'one', client)
     assert away.read('one') == data
     assert sent.sent_bytes < 0.7 * len(data)
     repositories.require_clean(away.path)
@@ -723,7 +723,7 @@ def test_the_sender_is_killed(home, away, lots, monkeypatch):
 
 def test_many_images_at_once(home, away, daemon, monkeypatch):
     """As many as the receiver takes; the others wait for their turn."""
-    monkeypatch.setattr(send_module, 'BUSY_PAUSE', 0.1)
+    monkeypatch.setattr(image_sending, 'BUSY_PAUSE', 0.1)
     names = [f'image-{n}' for n in range(incoming_replicas.MAX_COUNT + 3)]
     for seed, name in enumerate(names):
         home.put(name, noise(200 * BLOCK, seed))
@@ -732,7 +732,7 @@ def test_many_images_at_once(home, away, daemon, monkeypatch):
     def send(name):
         with daemon.client() as client:
             try:
-                send_module.send(home.repo, name, client)
+                image_sending.send(home.repo, name, client)
             except Exception as e:
                 errors.append(e)
 
@@ -762,7 +762,7 @@ def test_over_tls(home, away, tls):
     with daemon_client.Client(
             tls.address, cert=str(tls.operator),
             ca_file=str(tls.authority.path)) as client:
-        send_module.send(home.repo, 'one', client)
+        image_sending.send(home.repo, 'one', client)
     assert away.read('one') == data
 
 
@@ -778,7 +778,7 @@ def test_who_is_no_operator(home, away, tls, kind):
                   'ca_file': str(tls.strange.path)}}[kind]
     with daemon_client.Client(tls.address, **options) as client:
         with pytest.raises(client_errors.ClientError) as caught:
-            send_module.send(home.repo, 'one', client)
+            image_sending.send(home.repo, 'one', client)
     if kind == 'none':
         assert caught.value.code == 403
         assert 'certificate of tls_client_ca' in str(caught.value)
@@ -795,7 +795,7 @@ def test_who_only_gives(home, away, tmp_path):
             tls.address, cert=str(tls.operator),
             ca_file=str(tls.authority.path)) as client:
         with pytest.raises(client_errors.Refused) as caught:
-            send_module.send(home.repo, 'one', client)
+            image_sending.send(home.repo, 'one', client)
     assert caught.value.code == 403
     assert "'operator'" in str(caught.value)
     assert 'replicate_from' in str(caught.value)
@@ -807,5 +807,5 @@ def test_a_token_is_no_certificate(home, away, tls):
     with daemon_client.Client(tls.address, token='any',
                               ca_file=str(tls.authority.path)) as client:
         with pytest.raises(client_errors.Refused) as caught:
-            send_module.send(home.repo, 'one', client)
+            image_sending.send(home.repo, 'one', client)
     assert caught.value.code == 403

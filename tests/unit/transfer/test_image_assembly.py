@@ -11,7 +11,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.client import wire
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 from tests.support import repositories
 
 noise = repositories.noise
@@ -55,8 +55,8 @@ def describe(*parts):
 
 
 def cut(parts, block_size):
-    return list(map(assembler.lot_of, assembler.cut(
-        describe(*parts), assembler.most_blocks(block_size))))
+    return list(map(image_assembly.lot_of, image_assembly.cut(
+        describe(*parts), image_assembly.most_blocks(block_size))))
 
 
 def packed(blocks):
@@ -69,7 +69,7 @@ def packed(blocks):
 
 @pytest.mark.parametrize('most', [1, 7, 16, 4096])
 def test_lots_make_up_the_image(monkeypatch, most):
-    monkeypatch.setattr(assembler, 'LOT_BLOCKS', most)
+    monkeypatch.setattr(image_assembly, 'LOT_BLOCKS', most)
     rng = random.Random(most)
     parts = []
     for seed in range(30):
@@ -104,12 +104,12 @@ def test_a_lot_is_bounded_in_bytes():
     blocks = [bytes([n]) * 65536 for n in range(200)]
     lots = cut([blocks], 65536)
     assert len(lots) == 2
-    assert lots[0].end == assembler.LOT_BYTES
+    assert lots[0].end == image_assembly.LOT_BYTES
 
 
 def test_ranges():
-    assert assembler.ranges({}) == []
-    assert assembler.ranges({
+    assert image_assembly.ranges({}) == []
+    assert image_assembly.ranges({
         9: (b'', 1), 0: (b'', 4), 4: (b'', 2), 10: (b'', 5)}) == [
             (0, 6), (9, 6)]
 
@@ -121,21 +121,21 @@ def lots_of(*parts):
 
 
 def take_all(put_together, lot, data):
-    for offset, length in assembler.ranges(lot.wanted):
+    for offset, length in image_assembly.ranges(lot.wanted):
         put_together.take(lot, offset, data[offset:offset + length])
 
 
 @pytest.mark.parametrize('most', [5, 4096])
 def test_an_image(path, repo, monkeypatch, most):
     """Looked up ahead, taken in any order; then every block is somewhere."""
-    monkeypatch.setattr(assembler, 'LOT_BLOCKS', most)
+    monkeypatch.setattr(image_assembly, 'LOT_BLOCKS', most)
     blocks = blocks_of(noise(150 * BLOCK))
     repositories.put(repo, 'other', b''.join(blocks[20:60]))
     blocks += [bytes(BLOCK), *blocks[::7], noise(100, 9)]
     parts = [blocks[:70], 3 * BLOCK, blocks[70:]]
     data = b''.join(blocks[:70]) + bytes(3 * BLOCK) + b''.join(blocks[70:])
     with repo.begin('one') as transaction:
-        together = assembler.Assembly(transaction, 'sha256', GLOBAL)
+        together = image_assembly.Assembly(transaction, 'sha256', GLOBAL)
         lots = lots_of(*parts)
         for lot in lots:
             together.look_up(lot)
@@ -149,7 +149,7 @@ def test_an_image(path, repo, monkeypatch, most):
         transaction.keep()
         reader = repo.block_reader()
         for part in [part for lot in lots for part in lot.parts
-                     if isinstance(part, assembler.Blocks)]:
+                     if isinstance(part, image_assembly.Blocks)]:
             for name, length, address in zip(part.names, part.lengths,
                                              part.addresses):
                 if not address:
@@ -167,19 +167,20 @@ def test_an_image(path, repo, monkeypatch, most):
 def test_what_is_not_the_block(repo):
     blocks = blocks_of(noise(6 * BLOCK))
     with repo.begin('one') as transaction:
-        together = assembler.Assembly(transaction, 'sha256', GLOBAL)
+        together = image_assembly.Assembly(transaction, 'sha256', GLOBAL)
         lot, = lots_of(blocks)
         together.look_up(lot)
         for offset, plain in ((0, blocks[1]), (1, blocks[0]),
                               (0, blocks[0][:-1]), (6 * BLOCK, b'x'),
                               (5 * BLOCK, blocks[5] + b'x')):
-            with pytest.raises(assembler.BadBlock) as caught:
+            with pytest.raises(image_assembly.BadBlock) as caught:
                 together.take(lot, offset, plain)
             assert str(caught.value.offset) in str(caught.value)
         # The good block before the bad byte came; it is not taken twice.
-        with pytest.raises(assembler.BadBlock):
+        with pytest.raises(image_assembly.BadBlock):
             together.take(lot, 5 * BLOCK, blocks[5])
-        with pytest.raises(assembler.BadBlock, match='5 blocks did not come'):
+        with pytest.raises(image_assembly.BadBlock,
+                           match='5 blocks did not come'):
             together.store(lot)
         together.take(lot, 0, b''.join(blocks[:5]))
         together.store(lot)
@@ -192,8 +193,8 @@ def test_blocks_of_another_scope(repo):
     blocks = blocks_of(noise(6 * BLOCK))
     repositories.put(repo, 'other', b''.join(blocks))
     with repo.begin('one') as transaction:
-        together = assembler.Assembly(transaction, 'sha256', GLOBAL,
-                                      find=False)
+        together = image_assembly.Assembly(transaction, 'sha256', GLOBAL,
+                                           find=False)
         lot, = lots_of(blocks)
         together.look_up(lot)
         assert len(lot.wanted) == 6

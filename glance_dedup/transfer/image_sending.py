@@ -33,7 +33,7 @@ from glance_dedup.client import replica_upload
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 
 #: Seconds to wait before each further attempt. If none of these attempts makes
 #: progress, the sender gives up.
@@ -176,9 +176,9 @@ def _lots(extents: Iterator[wire.RecipeExtent], most: replica_upload.Replica,
 
     The first lot begins at the offset from which the receiver wants them.
     """
-    for some in assembler.cut(
-            extents, assembler.most_blocks(block_size, most.lot_bytes,
-                                           most.lot_blocks),
+    for some in image_assembly.cut(
+            extents, image_assembly.most_blocks(block_size, most.lot_bytes,
+                                                most.lot_blocks),
             most.offset, most.lot_zeros):
         yield _Lot(some[0].offset, some[-1].end,
                    b''.join([extent.pack() for extent in some]),

@@ -21,7 +21,7 @@ import threading
 
 from glance_dedup.client import streams
 from glance_dedup.client import wire
-from glance_dedup.transfer import assembler
+from glance_dedup.transfer import image_assembly
 
 
 class Description:
@@ -37,7 +37,7 @@ class Description:
                  lot_bytes: int | None = None) -> None:
         streams.require_room(where, header)
         self._where = where
-        self._most = assembler.most_blocks(header.block_size, lot_bytes)
+        self._most = image_assembly.most_blocks(header.block_size, lot_bytes)
         self._file = tempfile.TemporaryFile()
         self._changed = threading.Condition()
         # By the lot's number: its offset in the image; where its record is,
@@ -60,7 +60,7 @@ class Description:
         """
         try:
             with recipe:
-                for extents in assembler.cut(recipe, self._most):
+                for extents in image_assembly.cut(recipe, self._most):
                     self._keep(extents)
         except BaseException as e:
             self._error = e
@@ -92,7 +92,7 @@ class Description:
 
     # -- asking -----------------------------------------------------------
 
-    def lots(self) -> Iterator[assembler.Lot]:
+    def lots(self) -> Iterator[image_assembly.Lot]:
         """All lots in order; waits for each.
 
         :raises Exception: if the description did not come
@@ -106,7 +106,7 @@ class Description:
                     return
             yield self.lot(number)
 
-    def lot(self, number: int) -> assembler.Lot:
+    def lot(self, number: int) -> image_assembly.Lot:
         """A lot that has come.
 
         Each call makes a new object. Its blocks have addresses if these were
@@ -117,11 +117,11 @@ class Description:
                                     self._lengths[number],
                                     self._counts[number])
         data = os.pread(self._file.fileno(), length + 8 * count, place)
-        lot = assembler.lot_of(list(
+        lot = image_assembly.lot_of(list(
             wire.RecipeExtent.unpacked(io.BytesIO(data[:length]))))
         addresses = array.array('Q', data[length:])
         for part in lot.parts:
-            if isinstance(part, assembler.Blocks):
+            if isinstance(part, image_assembly.Blocks):
                 part.addresses = addresses[:len(part.names)]
                 addresses = addresses[len(part.names):]
         return lot
@@ -149,11 +149,11 @@ class Description:
                 self._require_good()
             return number
 
-    def keep_addresses(self, number: int, lot: assembler.Lot) -> None:
+    def keep_addresses(self, number: int, lot: image_assembly.Lot) -> None:
         """Note where a lot's blocks are stored."""
         addresses = array.array('Q')
         for part in lot.parts:
-            if isinstance(part, assembler.Blocks):
+            if isinstance(part, image_assembly.Blocks):
                 addresses.extend(part.addresses)
         os.pwrite(self._file.fileno(), addresses.tobytes(),
                   self._places[number] + self._lengths[number])
