@@ -29,7 +29,7 @@ from common import MIB
 
 from dedupd.tasks import accounting
 from glance_dedup.base import pacing
-from glance_dedup.check import checker as check
+from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 
@@ -69,7 +69,7 @@ def probe(path: str) -> None:
     """Check in this process; print its growth and the seconds."""
     with contextlib.closing(common.Peak()) as peak:
         before, began = peak.bytes, time.monotonic()
-        report = check.check(path)
+        report = checker.check(path)
         seconds = time.monotonic() - began
     if not report.ok:
         raise SystemExit(f'damage was found: {report.findings[:3]}')

@@ -51,7 +51,7 @@ import time
 import common
 import synthetic
 
-from glance_dedup.check import format
+from glance_dedup.check import ondisk
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.maintenance import maintainer_role
@@ -263,7 +263,7 @@ class Subject:
             raw = f.read(4096 + 512 * -(-GROUP // 9))
         seed = struct.unpack_from('<Q', raw, 504)[0]
         records = [struct.unpack_from('<QQI', raw, at) for at in (512, 1024)
-                   if format.xxh3(raw[at:at + 504], seed)
+                   if ondisk.xxh3(raw[at:at + 504], seed)
                    == struct.unpack_from('<Q', raw, at + 504)[0]]
         published = max(records)[2] if records else 0
         used = sum(any(raw[at:at + 56]) for at in (

@@ -13,8 +13,8 @@ import struct
 
 import pytest
 
-from glance_dedup.check import format as form
-from glance_dedup.check import index
+from glance_dedup.check import exact_index
+from glance_dedup.check import ondisk
 from glance_dedup.check import volume_reader
 from tests.support import field_tables
 
@@ -36,16 +36,16 @@ PLACES = {
     ('Records', 0): ('volumerecord.RECORD',)}
 #: The checker's formats of the same tables, and of more.
 CHECKER = {
-    ('Fixed header', 0): form.GROUP_HEADER,
-    ('Published records', 0): form.RECORD,
-    ('Fingerprint store', 0): form.ENTRY_FIELDS,
-    ('Segments', 0): form.SEGMENT_FIELDS,
-    ('Header page', 0): form.RECIPE_HEADER,
-    ('Extent pages', 0): form.PAGE_HEADER,
-    ('Extent pages', 1): form.EXTENT_FIELDS,
-    ('Fence', 0): form.FENCE,
-    ('The exact index', 0): index.HEAD,
-    ('The exact index', 1): index.PACKED_HEAD,
+    ('Fixed header', 0): ondisk.GROUP_HEADER,
+    ('Published records', 0): ondisk.RECORD,
+    ('Fingerprint store', 0): ondisk.ENTRY_FIELDS,
+    ('Segments', 0): ondisk.SEGMENT_FIELDS,
+    ('Header page', 0): ondisk.RECIPE_HEADER,
+    ('Extent pages', 0): ondisk.PAGE_HEADER,
+    ('Extent pages', 1): ondisk.EXTENT_FIELDS,
+    ('Fence', 0): ondisk.FENCE,
+    ('The exact index', 0): exact_index.HEAD,
+    ('The exact index', 1): exact_index.PACKED_HEAD,
     ('Head of a journal', 0): volume_reader._FIELDS,
     ('Head of a journal', 1): volume_reader._MARK_FIELDS,
     ('Records', 0): volume_reader._RECORD}

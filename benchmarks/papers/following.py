@@ -27,7 +27,7 @@ import uuid
 import _path  # noqa: F401  finds what is beside the folder
 import common
 
-from glance_dedup.check import format as format_module
+from glance_dedup.check import ondisk
 from glance_dedup.repository import image_repository
 
 #: As few as a group may have: what full ones cost is in the second table.
@@ -38,15 +38,15 @@ OPEN = 1000
 def group_file(repository_id: str, number: int, published: int) -> bytes:
     """The first page of a group with this record (format.rst)."""
     digest = b'sha256'.ljust(16, b'\0')
-    header = format_module.GROUP_HEADER.pack(
+    header = ondisk.GROUP_HEADER.pack(
         b'GDGROUP\0', 1, 1, number, bytes.fromhex(repository_id), bytes(16),
         SLOTS, 4096, digest, os.urandom(16), bytes(16))
     header = header.ljust(504, b'\0')
-    seed = format_module.xxh3(header)
-    record = format_module.RECORD.pack(2, number, published, 0, 0, 0, 0)
+    seed = ondisk.xxh3(header)
+    record = ondisk.RECORD.pack(2, number, published, 0, 0, 0, 0)
     record = record.ljust(504, b'\0')
     return (header + struct.pack('<Q', seed)
-            + record + struct.pack('<Q', format_module.xxh3(record, seed)))
+            + record + struct.pack('<Q', ondisk.xxh3(record, seed)))
 
 
 def make_groups(path: str, repository_id: str, numbers: range,

@@ -24,7 +24,7 @@ import plyvel
 from glance_dedup.base import leveldb
 from glance_dedup.base import scratch
 from glance_dedup.check import files
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 # The names of the files that make up a LevelDB database. Other files are its
 # messages, its lock, and what LevelDB forgot to remove.
@@ -85,7 +85,7 @@ class Copy:
         for name in sorted(self._before):
             if not NEEDED_NAME.match(name):
                 if not OTHER_NAME.match(name):
-                    self._find(form.NOTE, 'has an unknown name',
+                    self._find(ondisk.NOTE, 'has an unknown name',
                                f'catalog/{name}')
                 continue
             try:
@@ -94,12 +94,12 @@ class Copy:
                     self._copy_file(f, name)
             except files.Gone:
                 raise InUse() from None
-            except form.Damage as e:
-                raise form.Damage(f'{name} {e.sentence}') from e
+            except ondisk.Damage as e:
+                raise ondisk.Damage(f'{name} {e.sentence}') from e
 
     def _copy_file(self, f: files.File, name: str) -> None:
         if name == 'CURRENT' and not CURRENT.match(f.read(0, 256)):
-            raise form.Damage('names no manifest')
+            raise ondisk.Damage('names no manifest')
         with open(os.path.join(self._scratch.name, name), 'wb') as out:
             offset, size = 0, f.size()
             while offset < size:
@@ -165,15 +165,15 @@ class Copy:
         This may close the database.
         """
         words = leveldb.words(error).replace(self._scratch.name + '/', '')
-        words = form.printable(words)
+        words = ondisk.printable(words)
         if leveldb.refusal(error) is not None:
-            return (form.NOTE, f'was not looked at to its end: {words}',
+            return (ondisk.NOTE, f'was not looked at to its end: {words}',
                     'catalog')
         name = self._damaged_file(leveldb.words(error))
         file = f'catalog/{name}' if name else 'catalog'
         if MISSING.search(words) or not (name or '').endswith(TABLE):
-            return form.NOTE, f'cannot be read: {words}: {REBUILT}', file
-        return (form.DAMAGE, f'cannot be read: {words}: glance-dedup '
+            return ondisk.NOTE, f'cannot be read: {words}: {REBUILT}', file
+        return (ondisk.DAMAGE, f'cannot be read: {words}: glance-dedup '
                 'repository rebuild-catalog makes the catalog anew', file)
 
     def _damaged_file(self, words: str) -> str | None:

@@ -21,7 +21,7 @@ The repository may be in use meanwhile.  Nothing is reported at first sight:
 
 The catalog is judged only if no maintainer is at work from beginning to end:
 then nothing is removed from the spool, and every recipe that is counted is
-found in ``images/`` or in the spool.  See ``catalog.py``.
+found in ``images/`` or in the spool.  See ``catalog_check.py``.
 
 *Damage* is what should not be, whatever crashed.  A *note* is everything
 else worth telling: what a store operation that died left behind, files with
@@ -30,7 +30,7 @@ unknown names, modes, a poisoned group.
 Memory holds one group's fingerprint store, the names in the directories, and
 the findings.  All else that grows with the store goes to a scratch directory:
 the extents of all recipes, by their groups, and what is known of each recipe
-(``store.py``).
+(``record_table.py``).
 
 Here is only the order of things.  Each structure has a module of its name:
 ``directories``, ``parameters``, ``lists``, ``hashes``, ``locks``, ``fence``,
@@ -50,44 +50,44 @@ import os
 import typing
 
 from glance_dedup.base import exceptions
-from glance_dedup.check import catalog as catalog_module
+from glance_dedup.check import catalog_check
 from glance_dedup.check import catalog_copy
+from glance_dedup.check import check_report
 from glance_dedup.check import cold
-from glance_dedup.check import directories as directories_module
+from glance_dedup.check import exact_index
 from glance_dedup.check import fence
 from glance_dedup.check import files
-from glance_dedup.check import format as form
+from glance_dedup.check import group_check
 from glance_dedup.check import group_reader
-from glance_dedup.check import groups as groups_module
 from glance_dedup.check import hashes
 from glance_dedup.check import helpers
-from glance_dedup.check import index as index_module
 from glance_dedup.check import lists
 from glance_dedup.check import locks
+from glance_dedup.check import ondisk
 from glance_dedup.check import parameters
-from glance_dedup.check import recipes as recipes_module
-from glance_dedup.check import report as report_module
+from glance_dedup.check import recipe_table
+from glance_dedup.check import repo_directories
 from glance_dedup.check import reservations
-from glance_dedup.check import spares as spares_module
+from glance_dedup.check import spare_files
 from glance_dedup.check import spool
-from glance_dedup.check import volumes as volumes_module
+from glance_dedup.check import volume_check
 
-DAMAGE = form.DAMAGE
-NOTE = form.NOTE
+DAMAGE = ondisk.DAMAGE
+NOTE = ondisk.NOTE
 
 # Images that are replaced while they are read are read again so often.
 ROUNDS = 4
 
 
 class _Checker:
-    def __init__(self, directories: directories_module.Directories) -> None:
+    def __init__(self, directories: repo_directories.Directories) -> None:
         self.directories = directories
         self.findings = directories.findings
         self.parameters: dict = {}
         self.features: frozenset[str] = frozenset()
         self.repository_id: bytes | None = None
         self.fence: bytes | None = None
-        self.catalog: catalog_module.Catalog | None = None
+        self.catalog: catalog_check.Catalog | None = None
 
     def run(self) -> None:
         if not self.check_root():
@@ -95,13 +95,13 @@ class _Checker:
         with contextlib.ExitStack() as stack:
             self.open_catalog(stack)
             images, groups, spares = self.list_files()
-            recipes = recipes_module.Recipes(
+            recipes = recipe_table.Recipes(
                 self.directories, self.repository_id, self.catalog)
             stack.callback(recipes.close)
             recipes.read_images(self.directories.known_names(
-                'images', images, form.IMAGE_NAME))
+                'images', images, ondisk.IMAGE_NAME))
             spool.check(self.directories, recipes)
-            volumes = volumes_module.Volumes(
+            volumes = volume_check.Volumes(
                 self.directories, self.repository_id, images)
             stack.callback(volumes.close)
             volumes.check()
@@ -151,10 +151,10 @@ class _Checker:
         reservations.check(self.directories)
         locks.check(self.directories)
         self.features = parameters.read_features(self.directories)
-        if has_volumes and not self.has_feature(form.VOLUMES):
+        if has_volumes and not self.has_feature(ondisk.VOLUMES):
             self.findings.find(
-                form.DAMAGE, 'volumes', None, 'the directory is not empty, '
-                f'but features/{form.VOLUMES} is missing: make that file '
+                ondisk.DAMAGE, 'volumes', None, 'the directory is not empty, '
+                f'but features/{ondisk.VOLUMES} is missing: make that file '
                 'again')
         quarantined = len(self.directories.names('quarantine'))
         if quarantined:
@@ -178,7 +178,7 @@ class _Checker:
         try:
             if locks.is_maintained(self.directories):
                 raise catalog_copy.InUse()
-            self.catalog = catalog_module.Catalog(
+            self.catalog = catalog_check.Catalog(
                 self.directories['catalog'], self.repository_id, newest,
                 self.make_index)
             stack.callback(self.catalog.close)
@@ -188,11 +188,11 @@ class _Checker:
             self.findings.find(NOTE, 'catalog', None, 'was not looked at: it '
                                f'cannot be copied: {e.strerror}')
 
-    def make_index(self, catalog_id: bytes | None, find: index_module.Find
-                   ) -> index_module.Index:
+    def make_index(self, catalog_id: bytes | None, find: exact_index.Find
+                   ) -> exact_index.Index:
         directory = (self.directories['index']
                      if 'index' in self.directories else None)
-        return index_module.Index(
+        return exact_index.Index(
             directory, self.directories.names('index'), catalog_id,
             self.parameters.get('verify') == 'fingerprint', find)
 
@@ -223,7 +223,7 @@ class _Checker:
     # Groups and spare copies
 
     def check_groups(self, stack: contextlib.ExitStack,
-                     recipes: recipes_module.Recipes,
+                     recipes: recipe_table.Recipes,
                      groups: list[str], spares: list[str]) -> None:
         """Judge the spare copies, then the groups.
 
@@ -238,10 +238,10 @@ class _Checker:
         spare_numbers = self.directories.group_numbers('spares', spares)
         if spare_numbers:
             reader.scopes = self.known_scopes(recipes, reader, numbers)
-        copies = spares_module.Spares(self.directories, reader)
+        copies = spare_files.Spares(self.directories, reader)
         stack.callback(copies.close)
         copies.check(spare_numbers)
-        judge = groups_module.Groups(self.directories, reader, recipes, copies)
+        judge = group_check.Groups(self.directories, reader, recipes, copies)
         judge.check_all(numbers)
         self.check_again(recipes, judge)
         judge.count_duplicates()
@@ -258,21 +258,21 @@ class _Checker:
             self.features = parameters.read_features(self.directories)
         return name is None or name in self.features
 
-    def known_scopes(self, recipes: recipes_module.Recipes,
+    def known_scopes(self, recipes: recipe_table.Recipes,
                      reader: group_reader.GroupReader, groups: list[int]
                      ) -> list[bytes]:
         """The scopes of all recipes and groups, the commonest first."""
-        found = collections.Counter({form.GLOBAL_SCOPE: 1})
+        found = collections.Counter({ondisk.GLOBAL_SCOPE: 1})
         found.update(owner.scope for owner in recipes.owners())
         for number in groups:
             # Damage of the group is reported when it is the group's turn.
-            with contextlib.suppress(files.Gone, form.Damage):
+            with contextlib.suppress(files.Gone, ondisk.Damage):
                 found[reader.scope_of_group(
                     self.directories['groups'], number)] += 1
         return [scope for scope, _ in found.most_common()]
 
-    def check_again(self, recipes: recipes_module.Recipes,
-                    judge: groups_module.Groups) -> None:
+    def check_again(self, recipes: recipe_table.Recipes,
+                    judge: group_check.Groups) -> None:
         """Judge the images that were replaced while they were read."""
         recipes.catalog = None      # it has met them before
         for _ in range(ROUNDS):
@@ -291,7 +291,7 @@ class _Checker:
 
 def check(path: str | os.PathLike[str],
           progress: typing.Callable[[int, int, str], None] | None = None
-          ) -> report_module.Report:
+          ) -> check_report.Report:
     """Read everything in a repository and judge it.
 
     The repository may be in use.  Nothing in it is changed, and no lock is
@@ -305,8 +305,8 @@ def check(path: str | os.PathLike[str],
     :raises AccessDenied: if the system refuses to let it be read
     :raises StorageError: if the system is short of descriptors or memory
     """
-    findings = report_module.Findings(progress)
+    findings = check_report.Findings(progress)
     with contextlib.closing(
-            directories_module.Directories(path, findings)) as directories:
+            repo_directories.Directories(path, findings)) as directories:
         _Checker(directories).run()
     return findings.report()

@@ -16,13 +16,13 @@ import stat
 import urllib.parse
 
 from glance_dedup.base import closing
-from glance_dedup.check import directories as directories_module
 from glance_dedup.check import files
-from glance_dedup.check import format as form
 from glance_dedup.check import json_objects
+from glance_dedup.check import ondisk
+from glance_dedup.check import repo_directories
 
 _FILE = 'cold.json'
-_SLICES = directories_module.SLICES
+_SLICES = repo_directories.SLICES
 _KIND = 'glance-dedup object store'
 _KEYS = {'kind', 'version', 'location', 'credentials', 'cache_mib', 'owners',
          'inode', 'checksum'}
@@ -38,7 +38,7 @@ _WHAT_TO_DO = (': restore the file from a backup, or the repository with '
                "'glance-dedup repository restore'")
 
 
-def check(directories: directories_module.Directories) -> None:
+def check(directories: repo_directories.Directories) -> None:
     """Judge ``cold.json`` and the slices, after all groups were read.
 
     A repository is attached to an object store before its first group is cold.
@@ -49,13 +49,13 @@ def check(directories: directories_module.Directories) -> None:
     if groups:
         missing = (f'is missing, and {groups} cold groups cannot be read'
                    f'{_WHAT_TO_DO}')
-    with directories.reported(form.DAMAGE, _FILE, missing):
-        strange = _parse(directories.read(_FILE, form.MAX_JSON + 1))
+    with directories.reported(ondisk.DAMAGE, _FILE, missing):
+        strange = _parse(directories.read(_FILE, ondisk.MAX_JSON + 1))
         if strange:
-            findings.find(form.NOTE, _FILE, None, 'has unknown keys: '
-                          + form.printable(', '.join(strange)))
+            findings.find(ondisk.NOTE, _FILE, None, 'has unknown keys: '
+                          + ondisk.printable(', '.join(strange)))
     for name in directories.known_names(
-            _SLICES, directories.names(_SLICES), form.HEX_ID):
+            _SLICES, directories.names(_SLICES), ondisk.HEX_ID):
         findings.figures['slice_bytes'] += _add_slices(directories, name)
 
 
@@ -67,12 +67,12 @@ def _parse(text: bytes) -> list[str]:
     :raises Damage: it does not say where the objects are
     """
     with _saying_what_to_do():
-        if len(text) > form.MAX_JSON:
-            raise form.Damage(f'is longer than {form.MAX_JSON} bytes')
+        if len(text) > ondisk.MAX_JSON:
+            raise ondisk.Damage(f'is longer than {ondisk.MAX_JSON} bytes')
         found = json_objects.load(text, _KIND)
         if found.get('version') != 1:
-            version = form.printable(str(found.get('version')))
-            raise form.Damage(f'has version {version}; this program reads 1')
+            version = ondisk.printable(str(found.get('version')))
+            raise ondisk.Damage(f'has version {version}; this program reads 1')
         json_objects.require_checksum(found)
         for key, holds in (
                 ('location', _is_location(found.get('location'))),
@@ -82,7 +82,8 @@ def _parse(text: bytes) -> list[str]:
                 ('owners', _are_owners(found.get('owners'))),
                 ('inode', type(found.get('inode')) is int)):
             if not holds:
-                raise form.Damage(f'{key} is missing, or cannot be what it is')
+                raise ondisk.Damage(
+                    f'{key} is missing, or cannot be what it is')
     return sorted(set(found) - _KEYS)
 
 
@@ -90,8 +91,8 @@ def _parse(text: bytes) -> list[str]:
 def _saying_what_to_do() -> Iterator[None]:
     try:
         yield
-    except form.Damage as e:
-        raise form.Damage(e.sentence + _WHAT_TO_DO, e.offset) from e
+    except ondisk.Damage as e:
+        raise ondisk.Damage(e.sentence + _WHAT_TO_DO, e.offset) from e
 
 
 def _is_location(found: object) -> bool:
@@ -128,13 +129,13 @@ def _is_path(found: object) -> bool:
 
 def _are_owners(found: object) -> bool:
     return (isinstance(found, list) and 1 <= len(found) <= _MAX_OWNERS
-            and all(isinstance(owner, str) and form.HEX_ID.match(owner)
+            and all(isinstance(owner, str) and ondisk.HEX_ID.match(owner)
                     for owner in found))
 
 
 # -- slices/ ------------------------------------------------------------------
 
-def _add_slices(directories: directories_module.Directories, name: str) -> int:
+def _add_slices(directories: repo_directories.Directories, name: str) -> int:
     """The bytes of an object's slices; what should not be there is reported.
 
     :param name: of the object's directory
@@ -152,12 +153,12 @@ def _add_slices(directories: directories_module.Directories, name: str) -> int:
     except OSError as e:
         files.refused_by_system(e, file)
         directories.findings.find(
-            form.NOTE, file, None,
+            ondisk.NOTE, file, None,
             f'cannot be read as a directory: {e.strerror}; remove it')
         return 0
 
 
-def _size_of(directories: directories_module.Directories, directory: str,
+def _size_of(directories: repo_directories.Directories, directory: str,
              entry: os.DirEntry[str]) -> int:
     file = f'{directory}/{entry.name}'
     try:
@@ -165,15 +166,15 @@ def _size_of(directories: directories_module.Directories, directory: str,
     except FileNotFoundError:
         return 0
     sentence = None
-    if not form.SLICE_NAME.match(entry.name):
+    if not ondisk.SLICE_NAME.match(entry.name):
         sentence = 'has an unknown name'
     elif not stat.S_ISREG(status.st_mode):
         sentence = 'is not a regular file; remove it'
-    elif status.st_size > form.MAX_SLICE:
+    elif status.st_size > ondisk.MAX_SLICE:
         sentence = (f'has {status.st_size} bytes, more than a slice; remove '
                     'it')
     else:
         directories.check_mode(status, file, 0o600)
     if sentence is not None:
-        directories.findings.find(form.NOTE, file, None, sentence)
+        directories.findings.find(ondisk.NOTE, file, None, sentence)
     return status.st_size if stat.S_ISREG(status.st_mode) else 0

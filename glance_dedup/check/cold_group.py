@@ -9,7 +9,7 @@ its segment has a place of its own in an object of that length.
 
 import typing
 
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 if typing.TYPE_CHECKING:
     from glance_dedup.check import group_reader
@@ -22,9 +22,9 @@ def require_header(object_id: bytes, spare: bool) -> None:
     :raises Damage: says what is wrong
     """
     if spare:
-        raise form.Damage('is cold, which no file of spare copies is', 8)
+        raise ondisk.Damage('is cold, which no file of spare copies is', 8)
     if not any(object_id):
-        raise form.Damage('is cold, but names no object', 88)
+        raise ondisk.Damage('is cold, but names no object', 88)
 
 
 def check_lengths(group: 'group_reader.Group') -> None:
@@ -37,15 +37,16 @@ def check_lengths(group: 'group_reader.Group') -> None:
         group.problem(
             min(group.size, group.data), f'is cold and has {group.size} '
             f'bytes, but its fingerprint store ends at {group.data}',
-            severity=form.DAMAGE)
+            severity=ondisk.DAMAGE)
     if group.end < group.data:
         group.problem(
-            form.SECTOR, 'is cold, but no published record has the length of '
-            'its object', severity=form.DAMAGE)
+            ondisk.SECTOR,
+            'is cold, but no published record has the length of '
+            'its object', severity=ondisk.DAMAGE)
     if group.published < group.slots:
         group.problem(
-            form.SECTOR, f'is cold, but only {group.published} of '
-            f'{group.slots} slots are published', severity=form.DAMAGE)
+            ondisk.SECTOR, f'is cold, but only {group.published} of '
+            f'{group.slots} slots are published', severity=ondisk.DAMAGE)
 
 
 def judge_segment(group: 'group_reader.Group', offset: int, stored: int,
@@ -57,15 +58,16 @@ def judge_segment(group: 'group_reader.Group', offset: int, stored: int,
     :raises Damage: says what is wrong
     """
     if offset < before:
-        raise form.Damage('it begins before the one before it ends')
-    if offset + form.SEGMENT_HEADER + stored > group.end:
-        raise form.Damage(f'its object ends at {group.end}, inside it')
+        raise ondisk.Damage('it begins before the one before it ends')
+    if offset + ondisk.SEGMENT_HEADER + stored > group.end:
+        raise ondisk.Damage(f'its object ends at {group.end}, inside it')
     end = 0
     for slot, at, length, _ in blocks:
         if at < end:
-            raise form.Damage(f'the block of slot {slot} does not lie behind '
-                              'the one before it')
+            raise ondisk.Damage(
+                f'the block of slot {slot} does not lie behind '
+                'the one before it')
         end = at + length
-    if codec == form.CODEC_NONE and end > stored:
-        raise form.Damage(f'its blocks end at {end}, but it has {stored} '
-                          'bytes')
+    if codec == ondisk.CODEC_NONE and end > stored:
+        raise ondisk.Damage(f'its blocks end at {end}, but it has {stored} '
+                            'bytes')

@@ -12,7 +12,7 @@ import time
 
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 # A file that looks wrong is read this often before it is reported, with
 # pauses: another process may be in the middle of writing it.
@@ -76,9 +76,9 @@ def names_of(name: str, directory: str) -> tuple[str, ...]:
 
     :param directory: its name inside the repository
     """
-    if directory not in form.HAVE_SECOND:
+    if directory not in ondisk.HAVE_SECOND:
         return (name,)
-    return name, name + form.SECOND, name
+    return name, name + ondisk.SECOND, name
 
 
 def _open(name: str, directory: int) -> tuple[int, bool]:
@@ -140,14 +140,14 @@ class File:
         except OSError as e:
             refused_by_system(e, file)
             if e.errno == errno.ELOOP:
-                raise form.Damage('is a symbolic link') from e
-            raise form.Damage(f'cannot be opened: {e.strerror}') from e
+                raise ondisk.Damage('is a symbolic link') from e
+            raise ondisk.Damage(f'cannot be opened: {e.strerror}') from e
         self._start = 0
         self._window = b''
         try:
             status = self.status()
             if not stat.S_ISREG(status.st_mode):
-                raise form.Damage('is not a regular file')
+                raise ondisk.Damage('is not a regular file')
         except BaseException:
             os.close(self.fd)
             raise
@@ -166,7 +166,7 @@ class File:
         except OSError as e:
             if is_forgotten(e):
                 raise Forgotten() from e
-            raise form.Damage(f'has no status: {e.strerror}') from e
+            raise ondisk.Damage(f'has no status: {e.strerror}') from e
 
     def size(self) -> int:
         """The size in bytes at this moment; the file may be growing."""
@@ -182,7 +182,7 @@ class File:
                 refused_by_system(e, self.file)
                 if is_forgotten(e):
                     raise Forgotten() from e
-                raise form.Damage(
+                raise ondisk.Damage(
                     f'cannot be read: {e.strerror}', offset) from e
             if not part:
                 break
@@ -195,9 +195,9 @@ class File:
         if not self._is_direct:
             return os.pread(self.fd, length, offset)
         # Such a file is read in whole pages, into whole pages of memory.
-        before = offset % form.PAGE
-        pages = -(-(before + length) // form.PAGE)
-        with mmap.mmap(-1, pages * form.PAGE) as memory:
+        before = offset % ondisk.PAGE
+        pages = -(-(before + length) // ondisk.PAGE)
+        with mmap.mmap(-1, pages * ondisk.PAGE) as memory:
             count = os.preadv(self.fd, [memory], offset - before)
             return memory[before:min(count, before + length)]
 
@@ -211,7 +211,7 @@ class File:
             self._window = b''
             try:
                 self._window = self.read(offset, max(length, self.WINDOW))
-            except form.Damage:
+            except ondisk.Damage:
                 # A bad sector must not spoil what lies before it.
                 self._window = self.read(offset, length)
             self._start = offset

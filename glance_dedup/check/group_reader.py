@@ -3,7 +3,7 @@
 """One file of ``groups/`` or ``spares/``, read and verified.
 
 Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
-What recipes ask of a group is judged in ``groups.py``.
+What recipes ask of a group is judged in ``group_check.py``.
 """
 
 import array
@@ -20,7 +20,7 @@ import zstandard
 
 from glance_dedup.check import cold_group
 from glance_dedup.check import files
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ class Group:
     largest: int = 0
     digest: typing.Callable[[bytes, bytes], bytes] | None = None
     tells: bool = True          # a fingerprint says which block it is of
-    scope: bytes = form.GLOBAL_SCOPE
+    scope: bytes = ondisk.GLOBAL_SCOPE
     scopes: dict[int, bytes] = dataclasses.field(
         default_factory=dict)   # of spare copies, by slot
     exact: bool = True          # its minor version is the one known here
@@ -82,7 +82,8 @@ class Group:
 
     def hits(self, extent) -> bool:
         """Whether a block that the extent names is bad, or its entry."""
-        return form.BAD in self.states[extent.slot:extent.slot + extent.blocks]
+        return ondisk.BAD in self.states[extent.slot:extent.slot +
+                                         extent.blocks]
 
     def severity_of(self, problem: Problem, lost: bool = False) -> str:
         """How bad a problem is.
@@ -91,8 +92,8 @@ class Group:
         """
         if problem.severity is not None:
             return problem.severity
-        return form.DAMAGE if (
-            lost or problem.slot < self.published) else form.NOTE
+        return ondisk.DAMAGE if (
+            lost or problem.slot < self.published) else ondisk.NOTE
 
 
 def _require_order(blocks, slots, plain_length):
@@ -103,20 +104,20 @@ def _require_order(blocks, slots, plain_length):
     places = {slot: place for place, slot in enumerate(slots)}
     strange = [block[0] for block in blocks if block[0] not in places]
     if strange:
-        raise form.Damage(f'has no block of slot {strange[0]}')
+        raise ondisk.Damage(f'has no block of slot {strange[0]}')
     before, end = -1, 0
     for slot, at, length, _ in blocks:
         # Blocks between, that are not live any more, had a byte or more.
         between = places[slot] - before - 1
         if at < end + between or (at > end and not between):
-            raise form.Damage(f'the block of slot {slot} does not lie where '
-                              'the one before it ends')
+            raise ondisk.Damage(f'the block of slot {slot} does not lie where '
+                                'the one before it ends')
         before, end = places[slot], at + length
     between = len(slots) - before - 1
     if plain_length < end + between or (
             plain_length > end and not between):
-        raise form.Damage(f'has {plain_length} plain bytes, but its blocks '
-                          f'have {end}')
+        raise ondisk.Damage(f'has {plain_length} plain bytes, but its blocks '
+                            f'have {end}')
 
 
 def _listed_slots(group, data, count, first) -> tuple[int, ...]:
@@ -125,37 +126,37 @@ def _listed_slots(group, data, count, first) -> tuple[int, ...]:
     :param data: header and all that follows it
     """
     size = 2 * count
-    raw = data[form.SEGMENT_HEADER:form.SEGMENT_HEADER + size]
+    raw = data[ondisk.SEGMENT_HEADER:ondisk.SEGMENT_HEADER + size]
     if not count or len(raw) < size:
-        raise form.Damage(f'has a list of {count} slots')
+        raise ondisk.Damage(f'has a list of {count} slots')
     hasher = xxhash.xxh3_64(data[:20], seed=group.seed)
     hasher.update(raw)
     if hasher.intdigest() % (1 << 32) != int.from_bytes(data[20:24],
                                                         'little'):
-        raise form.Damage("the checksum of its list of slots does not agree")
+        raise ondisk.Damage("the checksum of its list of slots does not agree")
     slots = struct.unpack(f'<{count}H', raw)
     if slots[0] != first or slots[-1] >= group.slots or any(
             one >= next_one for one, next_one in itertools.pairwise(slots)):
-        raise form.Damage('its list of slots does not ascend within the '
-                          f'group, from slot {first}')
+        raise ondisk.Damage('its list of slots does not ascend within the '
+                            f'group, from slot {first}')
     return slots
 
 
 def _check_zeros(group, head, table, sectors):
     if not group.exact:
         return
-    areas = [(3 * form.SECTOR, head[3 * form.SECTOR:], form.DAMAGE)]
-    entries = form.ENTRY * form.ENTRIES_PER_SECTOR
-    for at in range(0, form.SECTOR * sectors, form.SECTOR):
-        areas.append((form.PAGE + at + entries,
-                      table[at + entries:at + form.SECTOR], form.DAMAGE))
+    areas = [(3 * ondisk.SECTOR, head[3 * ondisk.SECTOR:], ondisk.DAMAGE)]
+    entries = ondisk.ENTRY * ondisk.ENTRIES_PER_SECTOR
+    for at in range(0, ondisk.SECTOR * sectors, ondisk.SECTOR):
+        areas.append((ondisk.PAGE + at + entries,
+                      table[at + entries:at + ondisk.SECTOR], ondisk.DAMAGE))
     # The format says nothing of these two.
-    last = form.SECTOR * (sectors - 1)
-    at = last + form.ENTRY * (
-        group.slots - form.ENTRIES_PER_SECTOR * (sectors - 1))
-    areas.append((form.PAGE + at, table[at:last + entries], form.NOTE))
-    areas.append((form.PAGE + form.SECTOR * sectors,
-                  table[form.SECTOR * sectors:], form.NOTE))
+    last = ondisk.SECTOR * (sectors - 1)
+    at = last + ondisk.ENTRY * (
+        group.slots - ondisk.ENTRIES_PER_SECTOR * (sectors - 1))
+    areas.append((ondisk.PAGE + at, table[at:last + entries], ondisk.NOTE))
+    areas.append((ondisk.PAGE + ondisk.SECTOR * sectors,
+                  table[ondisk.SECTOR * sectors:], ondisk.NOTE))
     for offset, data, severity in areas:
         rest = data.lstrip(b'\0')
         if rest:
@@ -181,12 +182,12 @@ class GroupReader:
                  has_feature: Callable[[str | None], bool]):
         self.repository_id = repository_id
         self.fingerprint = fingerprint
-        self.block_size = block_size or form.MAX_BLOCK
+        self.block_size = block_size or ondisk.MAX_BLOCK
         self.advance = advance
         self.has_feature = has_feature
-        self.scopes = [form.GLOBAL_SCOPE]
+        self.scopes = [ondisk.GLOBAL_SCOPE]
         self.decompressor = zstandard.ZstdDecompressor(
-            max_window_size=form.MAX_WINDOW)
+            max_window_size=ondisk.MAX_WINDOW)
 
     def look(self, directory: int, number: int,
              only: set[int] | None = None, spare: bool = False) -> Group:
@@ -201,7 +202,7 @@ class GroupReader:
         name = f'{number:08x}'
         file = f'spares/{name}' if spare else f'groups/{name}'
         with files.File(directory, name, file) as f:
-            head = f.read(0, form.PAGE)
+            head = f.read(0, ondisk.PAGE)
             self._read_header(group, head, spare)
             self._read_records(group, head)
             group.size = f.size()
@@ -210,14 +211,14 @@ class GroupReader:
             elif group.end > group.size:
                 group.problem(
                     group.size, f'ends here, but at its last sync point '
-                    f'it had {group.end} bytes', severity=form.DAMAGE)
-            table = f.read(form.PAGE, group.data - form.PAGE)
-            sectors = -(-group.slots // form.ENTRIES_PER_SECTOR)
-            if len(table) < form.SECTOR * sectors:
+                    f'it had {group.end} bytes', severity=ondisk.DAMAGE)
+            table = f.read(ondisk.PAGE, group.data - ondisk.PAGE)
+            sectors = -(-group.slots // ondisk.ENTRIES_PER_SECTOR)
+            if len(table) < ondisk.SECTOR * sectors:
                 group.problem(
                     group.size, 'ends inside its fingerprint store',
                     0, group.slots)
-            table = table.ljust(group.data - form.PAGE, b'\0')
+            table = table.ljust(group.data - ondisk.PAGE, b'\0')
             _check_zeros(group, head, table, sectors)
             segments = self._read_entries(group, table)
             self._read_segments(group, f, segments, only)
@@ -231,112 +232,116 @@ class GroupReader:
         group = Group(number)
         with files.File(directory, f'{number:08x}',
                         f'groups/{number:08x}') as f:
-            self._read_header(group, f.read(0, form.PAGE), False)
+            self._read_header(group, f.read(0, ondisk.PAGE), False)
         return group.scope
 
     def _read_header(self, group, head, spare):
-        if len(head) < form.PAGE:
-            raise form.Damage('ends inside its header', len(head))
+        if len(head) < ondisk.PAGE:
+            raise ondisk.Damage('ends inside its header', len(head))
         (magic, major, minor, number, repository_id, scope, slots, largest,
-         digest, _, object_id) = form.GROUP_HEADER.unpack_from(head)
+         digest, _, object_id) = ondisk.GROUP_HEADER.unpack_from(head)
         if magic != b'GDGROUP\0':
-            raise form.Damage('does not start with the magic of a group', 0)
-        group.seed = form.stored_checksum(head, 504)
-        if form.xxh3(head[:504]) != group.seed:
-            raise form.Damage('the checksum of its header does not agree', 504)
-        if major not in form.GROUP_MAJORS:
-            raise form.Damage(f'has format {major}.{minor}; this program '
-                              f'reads {form.MAJOR}.x to {form.COLD}.x', 8)
-        group.has_lists = major >= form.WITH_LISTS
-        group.is_cold = major == form.COLD
+            raise ondisk.Damage('does not start with the magic of a group', 0)
+        group.seed = ondisk.stored_checksum(head, 504)
+        if ondisk.xxh3(head[:504]) != group.seed:
+            raise ondisk.Damage('the checksum of its header does not agree',
+                                504)
+        if major not in ondisk.GROUP_MAJORS:
+            raise ondisk.Damage(f'has format {major}.{minor}; this program '
+                                f'reads {ondisk.MAJOR}.x to {ondisk.COLD}.x',
+                                8)
+        group.has_lists = major >= ondisk.WITH_LISTS
+        group.is_cold = major == ondisk.COLD
         if number != group.number:
-            raise form.Damage(f'is group {number:08x}', 12)
+            raise ondisk.Damage(f'is group {number:08x}', 12)
         if self.repository_id not in (None, repository_id):
-            raise form.Damage('is of the repository '
-                              f'{repository_id.hex()}', 16)
-        if (scope == form.SPARE_SCOPE) != spare:
-            raise form.Damage('is not of spare copies' if spare
-                              else 'is of spare copies', 32)
+            raise ondisk.Damage('is of the repository '
+                                f'{repository_id.hex()}', 16)
+        if (scope == ondisk.SPARE_SCOPE) != spare:
+            raise ondisk.Damage('is not of spare copies' if spare
+                                else 'is of spare copies', 32)
         group.scope = scope
         if group.is_cold:
             cold_group.require_header(object_id, spare)
-        feature = form.GROUP_MAJORS[major]
+        feature = ondisk.GROUP_MAJORS[major]
         if not self.has_feature(feature):
             group.problem(
                 8, f'has format {major}.x, but features/{feature} is missing: '
-                'make that file again', severity=form.DAMAGE)
-        if not form.MIN_SLOTS <= slots <= form.MAX_SLOTS:
-            raise form.Damage(f'has {slots} slots', 48)
+                'make that file again', severity=ondisk.DAMAGE)
+        if not ondisk.MIN_SLOTS <= slots <= ondisk.MAX_SLOTS:
+            raise ondisk.Damage(f'has {slots} slots', 48)
         if not 1 <= largest <= self.block_size:
-            raise form.Damage(f'has blocks of up to {largest} bytes', 52)
+            raise ondisk.Damage(f'has blocks of up to {largest} bytes', 52)
         name = digest.rstrip(b'\0').decode('ascii', 'replace')
-        group.digest = form.digest_of(name)
+        group.digest = ondisk.digest_of(name)
         if group.digest is None:
-            raise form.Damage('has fingerprints of an unknown digest: '
-                              + form.printable(name), 56)
-        group.tells = form.is_cryptographic(name)
+            raise ondisk.Damage('has fingerprints of an unknown digest: '
+                                + ondisk.printable(name), 56)
+        group.tells = ondisk.is_cryptographic(name)
         if self.fingerprint not in (None, name):
             group.problem(56, f'has fingerprints by {name}',
-                          severity=form.NOTE)
-        group.exact = minor <= form.MINOR
+                          severity=ondisk.NOTE)
+        group.exact = minor <= ondisk.MINOR
         group.slots = slots
         group.largest = largest
-        sectors = -(-slots // form.ENTRIES_PER_SECTOR)
-        group.data = -(-(form.PAGE + form.SECTOR * sectors)
-                       // form.PAGE) * form.PAGE
+        sectors = -(-slots // ondisk.ENTRIES_PER_SECTOR)
+        group.data = -(-(ondisk.PAGE + ondisk.SECTOR * sectors)
+                       // ondisk.PAGE) * ondisk.PAGE
 
     def _read_records(self, group, head):
         valid, zeros = {}, set()
         for i in (0, 1):
-            offset = form.SECTOR * (i + 1)
-            record = head[offset:offset + form.SECTOR]
+            offset = ondisk.SECTOR * (i + 1)
+            record = head[offset:offset + ondisk.SECTOR]
             if not any(record):
                 zeros.add(i)
-            elif form.xxh3(record[:504], group.seed) == form.stored_checksum(
+            elif ondisk.xxh3(record[:504],
+                             group.seed) == ondisk.stored_checksum(
                     record, 504):
                 if record[7] >> 7:
                     group.problem(
                         offset, f'published record {i} has the impossible '
-                        f'sequence {form.RECORD.unpack_from(record)[0]}',
-                        severity=form.DAMAGE)
+                        f'sequence {ondisk.RECORD.unpack_from(record)[0]}',
+                        severity=ondisk.DAMAGE)
                     continue
-                valid[i] = form.RECORD.unpack_from(record)
+                valid[i] = ondisk.RECORD.unpack_from(record)
                 if valid[i][0] % 2 != i:
                     group.problem(
                         offset, f'published record {i} has the sequence '
-                        f'{valid[i][0]}', severity=form.DAMAGE)
+                        f'{valid[i][0]}', severity=ondisk.DAMAGE)
             else:
                 group.problem(
                     offset, f'the checksum of published record {i} does '
-                    'not agree', severity=form.DAMAGE)
+                    'not agree', severity=ondisk.DAMAGE)
         if not valid:
             return
         which = max(valid, key=lambda i: valid[i][0])
         (sequence, _, published, flags, group.end, codec,
          level) = valid[which]
-        offset = form.SECTOR * (which + 1)
+        offset = ondisk.SECTOR * (which + 1)
         if 1 - which in zeros and sequence > 1:
             group.problem(
-                form.SECTOR * (2 - which), f'published record {1 - which} is '
-                'lost', severity=form.DAMAGE)
+                ondisk.SECTOR * (2 - which),
+                f'published record {1 - which} is '
+                'lost', severity=ondisk.DAMAGE)
         if published > group.slots:
             group.problem(
                 offset + 16, f'{published} of {group.slots} slots are '
-                'published', severity=form.DAMAGE)
+                'published', severity=ondisk.DAMAGE)
         group.published = min(published, group.slots)
         # Without published slots it may only keep its number.
-        if flags & form.POISONED and published:
+        if flags & ondisk.POISONED and published:
             group.problem(
                 offset + 20, 'is poisoned: writing to it failed once, and '
-                'nothing is appended to it any more', severity=form.NOTE)
-        if flags & ~(form.POISONED | form.UNSETTLED) and group.exact:
+                'nothing is appended to it any more', severity=ondisk.NOTE)
+        if flags & ~(ondisk.POISONED | ondisk.UNSETTLED) and group.exact:
             group.problem(offset + 20, f'has unknown flags: {flags:#x}',
-                          severity=form.NOTE)
-        if level & ~form.SIMILAR > form.MAX_LEVEL.get(codec, -1) and (
+                          severity=ondisk.NOTE)
+        if level & ~ondisk.SIMILAR > ondisk.MAX_LEVEL.get(codec, -1) and (
                 group.exact):
             group.problem(
                 offset + 32, f'was compressed anew with an unknown codec or '
-                f'level: {codec}, {level}', severity=form.NOTE)
+                f'level: {codec}, {level}', severity=ondisk.NOTE)
 
     def _read_entries(self, group, table) -> dict[tuple, list[tuple]]:
         """Decode the fingerprint store.
@@ -350,10 +355,10 @@ class GroupReader:
         segments: dict[tuple, list[tuple]] = {}
         run = None
         for slot in range(group.slots):
-            sector, place = divmod(slot, form.ENTRIES_PER_SECTOR)
-            at = form.SECTOR * sector + form.ENTRY * place
+            sector, place = divmod(slot, ondisk.ENTRIES_PER_SECTOR)
+            at = ondisk.SECTOR * sector + ondisk.ENTRY * place
             sentence = self._read_entry(
-                group, slot, table[at:at + form.ENTRY], segments)
+                group, slot, table[at:at + ondisk.ENTRY], segments)
             if sentence is None:
                 run = None
             elif (run is not None and run.kind == sentence
@@ -363,31 +368,31 @@ class GroupReader:
                                 f'{slot}: {sentence}')
             else:
                 run = Problem(
-                    form.PAGE + at, f'the entry of slot {slot}: {sentence}',
+                    ondisk.PAGE + at, f'the entry of slot {slot}: {sentence}',
                     slot, 1, kind=sentence)
                 group.problems.append(run)
         return segments
 
     def _read_entry(self, group, slot, raw, segments) -> str | None:
-        if raw == form.ENTRY_ZEROS:
+        if raw == ondisk.ENTRY_ZEROS:
             if slot < group.published:
-                group.states[slot] = form.BAD
+                group.states[slot] = ondisk.BAD
                 return 'is empty, but was published'
             return None
         (fingerprint, checksum, offset, place,
-         own) = form.ENTRY_FIELDS.unpack(raw)
-        group.states[slot] = form.BAD
+         own) = ondisk.ENTRY_FIELDS.unpack(raw)
+        group.states[slot] = ondisk.BAD
         seed = (group.seed + slot) % (1 << 64)
-        if form.xxh3(raw[:52], seed) % (1 << 32) != own:
+        if ondisk.xxh3(raw[:52], seed) % (1 << 32) != own:
             return 'its checksum does not agree'
         state = place >> 61
-        if state in (form.VOID, form.FREED):
+        if state in (ondisk.VOID, ondisk.FREED):
             group.states[slot] = state
-            group.freed += state == form.FREED
+            group.freed += state == ondisk.FREED
             if any(raw[:44]) or place != state << 61:
-                return f'is {form.STATE_NAMES[state]}, but has fields'
+                return f'is {ondisk.STATE_NAMES[state]}, but has fields'
             return None
-        if state not in (form.LIVE, form.DAMAGED):
+        if state not in (ondisk.LIVE, ondisk.DAMAGED):
             return f'has the unknown state {state}'
         at = place & 0xfffff
         length = place >> 20 & 0x1ffff
@@ -397,17 +402,17 @@ class GroupReader:
             return f'has a block of {length} bytes'
         if offset < group.data:
             return f'its segment lies at {offset}, before all segments'
-        if at + length > form.MAX_SEGMENT or stored > form.MAX_SEGMENT:
+        if at + length > ondisk.MAX_SEGMENT or stored > ondisk.MAX_SEGMENT:
             return 'its segment is too large'
-        if codec > form.CODEC_ZSTD:
+        if codec > ondisk.CODEC_ZSTD:
             return f'has the unknown codec {codec}'
         group.lengths[slot] = length
         group.fingerprints[32 * slot:32 * slot + 32] = fingerprint
-        if state == form.DAMAGED:
-            group.states[slot] = form.DAMAGED
+        if state == ondisk.DAMAGED:
+            group.states[slot] = ondisk.DAMAGED
             group.damaged += 1
             return None
-        group.states[slot] = form.GOOD
+        group.states[slot] = ondisk.GOOD
         segments.setdefault((offset, stored, codec), []).append(
             (slot, at, length, checksum))
         return None
@@ -416,7 +421,7 @@ class GroupReader:
         """Verify all segments with live blocks, or those with `only`."""
         end, untold, told = group.data, group.data, 0
         for (offset, stored, codec), blocks in sorted(segments.items()):
-            size = form.SEGMENT_HEADER + stored
+            size = ondisk.SEGMENT_HEADER + stored
             group.stored += size
             group.covered += max(0, offset + size - max(end, offset))
             before, end = end, max(end, offset + size)
@@ -430,9 +435,9 @@ class GroupReader:
                 else:
                     self._read_segment(group, f, offset, stored, codec,
                                        blocks)
-            except form.Damage as e:
+            except ondisk.Damage as e:
                 for slot, _, _, _ in blocks:
-                    group.states[slot] = form.BAD
+                    group.states[slot] = ondisk.BAD
                 first, last = blocks[0][0], blocks[-1][0]
                 group.problem(
                     offset if e.offset is None else e.offset,
@@ -442,7 +447,7 @@ class GroupReader:
             if len(group.problems) > problems:
                 group.doubtful.update(block[0] for block in blocks)
             untold += 0 if group.is_cold else size
-            if untold >= form.MAX_SEGMENT and only is None:
+            if untold >= ondisk.MAX_SEGMENT and only is None:
                 self.advance(untold, f.file)
                 told += untold
                 untold = 0
@@ -450,73 +455,74 @@ class GroupReader:
             self.advance(max(0, group.size - told), f.file)
 
     def _read_segment(self, group, f, offset, stored, codec, blocks):
-        data = f.read_ahead(offset, form.SEGMENT_HEADER + stored)
-        if len(data) < form.SEGMENT_HEADER + stored:
-            raise form.Damage('the file ends inside it')
+        data = f.read_ahead(offset, ondisk.SEGMENT_HEADER + stored)
+        if len(data) < ondisk.SEGMENT_HEADER + stored:
+            raise ondisk.Damage('the file ends inside it')
         (magic, its_codec, layout, count, first, plain_length, its_stored, _,
-         checksum) = form.SEGMENT_FIELDS.unpack_from(data)
+         checksum) = ondisk.SEGMENT_FIELDS.unpack_from(data)
         if magic != b'GDSG':
-            raise form.Damage('has not the magic of one')
+            raise ondisk.Damage('has not the magic of one')
         hasher = xxhash.xxh3_64(data[:24], seed=group.seed)
-        hasher.update(data[form.SEGMENT_HEADER:])
+        hasher.update(data[ondisk.SEGMENT_HEADER:])
         intact = hasher.intdigest() == checksum
         if its_codec != codec or its_stored != stored:
-            raise form.Damage('its entries say otherwise of its codec or its '
-                              'length')
+            raise ondisk.Damage(
+                'its entries say otherwise of its codec or its '
+                'length')
         slots = self._slots_of(group, data, layout, count, first)
-        packed = data[form.SEGMENT_HEADER
+        packed = data[ondisk.SEGMENT_HEADER
                       + (2 * count if isinstance(slots, tuple) else 0):]
-        if plain_length > form.MAX_SEGMENT or len(packed) > plain_length or (
-                codec == form.CODEC_NONE and len(packed) != plain_length):
-            raise form.Damage(f'has {plain_length} bytes in {len(packed)}')
+        if plain_length > ondisk.MAX_SEGMENT or len(packed) > plain_length or (
+                codec == ondisk.CODEC_NONE and len(packed) != plain_length):
+            raise ondisk.Damage(f'has {plain_length} bytes in {len(packed)}')
         _require_order(blocks, slots, plain_length)
         plain = self._decode(codec, packed, plain_length)
         for slot, at, length, checksum in blocks:
             block = plain[at:at + length]
             severity = None
-            if form.xxh3(block) != checksum:
+            if ondisk.xxh3(block) != checksum:
                 sentence = 'its bytes do not have its checksum'
             elif self._has_fingerprint(group, slot, block):
                 continue
-            elif group.scope == form.SPARE_SCOPE:
+            elif group.scope == ondisk.SPARE_SCOPE:
                 # Its images and groups may be gone; or the copy is bad.
                 sentence = ('its bytes have its fingerprint in no scope that '
                             'is known here')
-                severity = form.NOTE
+                severity = ondisk.NOTE
             else:
                 sentence = 'its bytes do not have its fingerprint'
-            group.states[slot] = form.BAD
+            group.states[slot] = ondisk.BAD
             group.problem(offset, f'the block of slot {slot}: {sentence}',
                           slot, 1, severity)
         if not intact and all(
-                group.states[block[0]] == form.GOOD for block in blocks):
+                group.states[block[0]] == ondisk.GOOD for block in blocks):
             # Each block has been judged by its own; so nothing is lost.
             sentence = (f'the segment of slots {slots[0]} to '
                         f'{slots[-1]}: its checksum does not agree')
-            severity = form.DAMAGE
+            severity = ondisk.DAMAGE
             if blocks[0][0] >= group.published:
-                severity = form.NOTE
+                severity = ondisk.NOTE
             elif sum(block[2] for block in blocks) < plain_length:
                 # A crash, or damage that was told, may have spoiled these.
                 sentence += '; some of its blocks are needed no more'
-                severity = form.NOTE
+                severity = ondisk.NOTE
             group.problem(offset, sentence, severity=severity)
 
     def _slots_of(self, group, data, layout, count, first
                   ) -> Sequence[int]:
         """The slots of a segment; a list of them is a tuple."""
-        if group.has_lists and layout == form.LISTED:
+        if group.has_lists and layout == ondisk.LISTED:
             return _listed_slots(group, data, count, first)
         if group.has_lists and layout:
-            raise form.Damage(f'has the unknown layout {layout}')
+            raise ondisk.Damage(f'has the unknown layout {layout}')
         if not count or first + count > group.slots:
-            raise form.Damage(
+            raise ondisk.Damage(
                 f'says that it has {count} blocks from slot {first}')
         return range(first, first + count)
 
     def _has_fingerprint(self, group, slot, block) -> bool:
         wanted = group.fingerprint(slot)
-        if group.scope != form.SPARE_SCOPE:
+        if group.scope != ondisk.SPARE_SCOPE:
             return group.digest(group.scope, block) == wanted
         for number, scope in enumerate(self.scopes):
             if group.digest(scope, block) == wanted:
@@ -528,24 +534,24 @@ class GroupReader:
 
     def _decode(self, codec, stored, plain_length) -> memoryview:
         try:
-            if codec == form.CODEC_NONE:
+            if codec == ondisk.CODEC_NONE:
                 return stored
-            if codec == form.CODEC_LZ4:
+            if codec == ondisk.CODEC_LZ4:
                 plain = lz4.block.decompress(
                     stored, uncompressed_size=plain_length)
             else:
                 told = zstandard.get_frame_parameters(stored).content_size
                 if told not in (zstandard.CONTENTSIZE_UNKNOWN,
                                 plain_length):
-                    raise form.Damage(f'decodes to {told} bytes instead of '
-                                      f'{plain_length}')
+                    raise ondisk.Damage(f'decodes to {told} bytes instead of '
+                                        f'{plain_length}')
                 plain = self.decompressor.decompress(
                     stored, max_output_size=plain_length,
                     allow_extra_data=False)
         except (lz4.block.LZ4BlockError, zstandard.ZstdError,
                 ValueError) as e:
-            raise form.Damage('its bytes do not decode') from e
+            raise ondisk.Damage('its bytes do not decode') from e
         if len(plain) != plain_length:
-            raise form.Damage(f'decodes to {len(plain)} bytes instead of '
-                              f'{plain_length}')
+            raise ondisk.Damage(f'decodes to {len(plain)} bytes instead of '
+                                f'{plain_length}')
         return memoryview(plain)

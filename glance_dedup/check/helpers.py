@@ -7,9 +7,9 @@ They are hints, and an invalid file is forgotten, so it is only a *note*.
 
 import re
 
-from glance_dedup.check import directories as directories_module
-from glance_dedup.check import format as form
 from glance_dedup.check import json_objects
+from glance_dedup.check import ondisk
+from glance_dedup.check import repo_directories
 
 DIRECTORY = 'helpers'
 # Daemons have numbers below 64. A daemon that is killed may leave the second.
@@ -18,7 +18,7 @@ _NAME = re.compile(r'([0-9]|[1-5][0-9]|6[0-3])\.json(\.new)?\Z')
 _LISTS = {'found': (1,), 'unreadable': (2,), 'kept': (3, 4)}
 
 
-def check(directories: directories_module.Directories) -> None:
+def check(directories: repo_directories.Directories) -> None:
     """Report the files of notes that cannot be read."""
     names = directories.known_names(DIRECTORY, directories.names(DIRECTORY),
                                     _NAME)
@@ -26,27 +26,27 @@ def check(directories: directories_module.Directories) -> None:
         if name.endswith('.new'):
             continue
         file = f'{DIRECTORY}/{name}'
-        with directories.reported(form.NOTE, file):
-            _parse(directories.read(file, form.MAX_NOTES + 1))
+        with directories.reported(ondisk.NOTE, file):
+            _parse(directories.read(file, ondisk.MAX_NOTES + 1))
 
 
 def _parse(text: bytes) -> None:
-    if len(text) > form.MAX_NOTES:
-        raise form.Damage(f'is longer than {form.MAX_NOTES} bytes')
+    if len(text) > ondisk.MAX_NOTES:
+        raise ondisk.Damage(f'is longer than {ondisk.MAX_NOTES} bytes')
     found = json_objects.load(text, 'glance-dedup helper')
     if found.get('version') != 1:
-        version = form.printable(str(found.get('version')))
-        raise form.Damage(f'has version {version}; this program reads 1')
+        version = ondisk.printable(str(found.get('version')))
+        raise ondisk.Damage(f'has version {version}; this program reads 1')
     json_objects.require_checksum(found)
     if not isinstance(found.get('host'), str):
-        raise form.Damage('has no host')
+        raise ondisk.Damage('has no host')
     if not isinstance(found.get('scrub'), dict):
-        raise form.Damage('has no cursor')
+        raise ondisk.Damage('has no cursor')
     for key, widths in _LISTS.items():
         entries = found.get(key)
         if not isinstance(entries, list) or not all(
                 _has_width(entry, widths) for entry in entries):
-            raise form.Damage(f'has no list {key!r}')
+            raise ondisk.Damage(f'has no list {key!r}')
 
 
 def _has_width(entry: object, widths: tuple[int, ...]) -> bool:

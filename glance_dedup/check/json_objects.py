@@ -4,7 +4,7 @@
 
 import json
 
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 
 def load(text: bytes, kind: str) -> dict:
@@ -20,9 +20,9 @@ def load(text: bytes, kind: str) -> dict:
     try:
         found = json.loads(text.decode('utf-8'), object_pairs_hook=once)
     except (ValueError, RecursionError) as e:
-        raise form.Damage('is not a JSON object') from e
+        raise ondisk.Damage('is not a JSON object') from e
     if not isinstance(found, dict) or found.get('kind') != kind:
-        raise form.Damage(f'is not of the kind {kind!r}')
+        raise ondisk.Damage(f'is not of the kind {kind!r}')
     return found
 
 
@@ -31,5 +31,5 @@ def require_checksum(found: dict) -> None:
     canonical = json.dumps(
         {k: v for k, v in found.items() if k != 'checksum'},
         sort_keys=True, separators=(',', ':'))
-    if found.get('checksum') != f'{form.xxh3(canonical.encode()):016x}':
-        raise form.Damage('its checksum does not agree')
+    if found.get('checksum') != f'{ondisk.xxh3(canonical.encode()):016x}':
+        raise ondisk.Damage('its checksum does not agree')

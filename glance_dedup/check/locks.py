@@ -6,12 +6,12 @@ import fcntl
 import os
 import struct
 
-from glance_dedup.check import directories as directories_module
 from glance_dedup.check import files
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
+from glance_dedup.check import repo_directories
 
 
-def check(directories: directories_module.Directories) -> None:
+def check(directories: repo_directories.Directories) -> None:
     """Report what should not be in the directory of locks."""
     find = directories.findings.find
     for name in directories.names('locks'):
@@ -19,13 +19,13 @@ def check(directories: directories_module.Directories) -> None:
         if name == 'trial':
             continue    # hosts try the directory together just now
         if name not in ('groups', 'images', 'maintainer', 'hosts', 'index'):
-            find(form.NOTE, file, None, 'has an unknown name')
+            find(ondisk.NOTE, file, None, 'has an unknown name')
             continue
         status = directories.status_of('locks', name)
         if status is not None:
             directories.check_mode(status, file, 0o600)
             if status.st_size:
-                find(form.NOTE, file, None,
+                find(ondisk.NOTE, file, None,
                      'has content; it should only carry locks')
 
 
@@ -46,7 +46,7 @@ def is_locked(fd: int, byte: int) -> bool:
     return flock.unpack(answer)[0] != fcntl.F_UNLCK
 
 
-def is_maintained(directories: directories_module.Directories) -> bool:
+def is_maintained(directories: repo_directories.Directories) -> bool:
     """Whether somebody is the maintainer now."""
     try:
         with files.File(directories['locks'], 'maintainer',
@@ -54,5 +54,5 @@ def is_maintained(directories: directories_module.Directories) -> bool:
             return is_locked(f.fd, 0)
     except OSError:
         return True     # perhaps: what changes meanwhile is no damage
-    except (KeyError, files.Gone, form.Damage):
+    except (KeyError, files.Gone, ondisk.Damage):
         return False

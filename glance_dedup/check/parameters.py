@@ -5,90 +5,92 @@
 import re
 
 from glance_dedup.base import exceptions
-from glance_dedup.check import directories as directories_module
-from glance_dedup.check import format as form
 from glance_dedup.check import json_objects
+from glance_dedup.check import ondisk
+from glance_dedup.check import repo_directories
 
 
-def check(directories: directories_module.Directories) -> dict:
+def check(directories: repo_directories.Directories) -> dict:
     """The valid parameters; none, and a finding, if they are not valid.
 
     :raises InvalidParameter: this program does not have the digest
     :raises VersionError: the format is another one
     """
-    with directories.reported(form.DAMAGE, 'repository.json', 'is missing'):
-        found = _parse(directories.read('repository.json', form.MAX_JSON + 1))
-        if form.digest_of(found['fingerprint']) is None:
+    with directories.reported(ondisk.DAMAGE, 'repository.json', 'is missing'):
+        found = _parse(directories.read('repository.json',
+                                        ondisk.MAX_JSON + 1))
+        if ondisk.digest_of(found['fingerprint']) is None:
             raise exceptions.InvalidParameter(
                 f"the repository's fingerprints are by "
-                f'{form.printable(found["fingerprint"])}, a digest unknown '
+                f'{ondisk.printable(found["fingerprint"])}, a digest unknown '
                 'here')
         return found
     return {}
 
 
-def read_features(directories: directories_module.Directories
+def read_features(directories: repo_directories.Directories
                   ) -> frozenset[str]:
     """Return the features that the repository uses.
 
     :raises VersionError: it uses one that this program does not know
     """
     found = frozenset(directories.names('features'))
-    for name in sorted(found - {*form.FEATURES}):
+    for name in sorted(found - {*ondisk.FEATURES}):
         raise exceptions.VersionError(
-            f'the repository uses the feature {form.printable(name)}, which '
+            f'the repository uses the feature {ondisk.printable(name)}, which '
             'this program does not know')
     return found
 
 
-def require_key(directories: directories_module.Directories) -> None:
+def require_key(directories: repo_directories.Directories) -> None:
     """Report a key that is missing or not whole."""
-    with directories.reported(form.DAMAGE, 'key', 'is missing'):
-        text = directories.read('key', form.MAX_KEY + 1)
+    with directories.reported(ondisk.DAMAGE, 'key', 'is missing'):
+        text = directories.read('key', ondisk.MAX_KEY + 1)
         digits = text[:-18]
         if not re.fullmatch(rb'[0-9a-f]{64}( [0-9a-f]{64})?', digits) or (
-                text != b'%b %016x\n' % (digits, form.xxh3(digits))):
-            raise form.Damage('is not one or two keys of 64 hexadecimal '
-                              'digits, their checksum and a newline')
+                text != b'%b %016x\n' % (digits, ondisk.xxh3(digits))):
+            raise ondisk.Damage('is not one or two keys of 64 hexadecimal '
+                                'digits, their checksum and a newline')
 
 
 def _parse(text: bytes) -> dict:
-    if len(text) > form.MAX_JSON:
-        raise form.Damage(f'is longer than {form.MAX_JSON} bytes')
-    found = json_objects.load(text, form.KIND)
+    if len(text) > ondisk.MAX_JSON:
+        raise ondisk.Damage(f'is longer than {ondisk.MAX_JSON} bytes')
+    found = json_objects.load(text, ondisk.KIND)
     # First: a newer version may have another checksum.
     version = found.get('format', found.get('major'))
     if type(version) is int and (
-            version > form.FORMAT or 'format' not in found):
+            version > ondisk.FORMAT or 'format' not in found):
         raise exceptions.VersionError(
             f'repository.json has format {version}; this program reads '
-            f'{form.FORMAT}')
+            f'{ondisk.FORMAT}')
     json_objects.require_checksum(found)
     texts = ('kind', 'repository_id', 'chunking', 'fingerprint', 'verify',
              'checksum')
     numbers = ('format', 'block_size', 'group_slots', 'segment_size')
     if set(found) != set(texts + numbers):
-        raise form.Damage('has not the keys that it should have')
+        raise ondisk.Damage('has not the keys that it should have')
     for key in found:
         if type(found[key]) is not (str if key in texts else int):
-            raise form.Damage(f'{key} is not of the type that it should be')
+            raise ondisk.Damage(f'{key} is not of the type that it should be')
     block, segment = found['block_size'], found['segment_size']
     for key, holds in (
             ('format', found['format'] >= 1),
-            ('repository_id', form.HEX_ID.match(found['repository_id'])),
-            ('block_size', form.MIN_BLOCK <= block <= form.MAX_BLOCK
+            ('repository_id', ondisk.HEX_ID.match(found['repository_id'])),
+            ('block_size', ondisk.MIN_BLOCK <= block <= ondisk.MAX_BLOCK
              and _is_power_of_two(block)),
             ('group_slots',
-             form.MIN_SLOTS <= found['group_slots'] <= form.MAX_SLOTS),
-            ('segment_size', block <= segment <= form.MAX_SEGMENT
+             ondisk.MIN_SLOTS <= found['group_slots'] <= ondisk.MAX_SLOTS),
+            ('segment_size', block <= segment <= ondisk.MAX_SEGMENT
              and _is_power_of_two(segment)),
             ('chunking', _are_cuts(found['chunking'], block)),
             ('verify', found['verify'] == 'bytes' or (
                 found['verify'] == 'fingerprint'
-                and form.is_cryptographic(found['fingerprint'])))):
+                and ondisk.is_cryptographic(found['fingerprint'])))):
         if not holds:
-            raise form.Damage(
-                f'{key} is {form.printable(str(found[key]))}, which cannot be')
+            raise ondisk.Damage(
+                f'{key} is {ondisk.printable(str(found[key]))}, which cannot '
+                'be')
     return found
 
 

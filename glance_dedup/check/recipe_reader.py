@@ -3,13 +3,13 @@
 """One recipe, read and verified: its header and its pages of extents.
 
 Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
-Whether the groups have what the extents name is judged in ``groups.py``.
+Whether the groups have what the extents name is judged in ``group_check.py``.
 """
 
 import struct
 import typing
 
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 # An extent as it is kept until its group's turn: slot, blocks, length, number
 # in its recipe, digest.
@@ -73,30 +73,31 @@ class ExtentReader:
         :raises Damage: if it does not verify; the extents before the damaged
             one are kept
         """
-        base = page * form.PAGE
-        if len(data) < form.PAGE:
-            raise form.Damage(f'ends inside page {page}', base + len(data))
-        if form.xxh3(data[:4088], self.seed) != form.stored_checksum(
+        base = page * ondisk.PAGE
+        if len(data) < ondisk.PAGE:
+            raise ondisk.Damage(f'ends inside page {page}', base + len(data))
+        if ondisk.xxh3(data[:4088], self.seed) != ondisk.stored_checksum(
                 data, 4088):
-            raise form.Damage(f'the checksum of page {page} does not agree',
-                              base + 4088)
-        its_page, count = form.PAGE_HEADER.unpack_from(data)
+            raise ondisk.Damage(f'the checksum of page {page} does not agree',
+                                base + 4088)
+        its_page, count = ondisk.PAGE_HEADER.unpack_from(data)
         if its_page != page % (1 << 32):
-            raise form.Damage(f'page {page} says that it is page {its_page}',
-                              base)
-        if count != min(self.left, form.EXTENTS_PER_PAGE):
-            raise form.Damage(f'page {page} says that it has {count} extents',
-                              base + 4)
-        end = 8 + form.EXTENT * count
+            raise ondisk.Damage(f'page {page} says that it is page {its_page}',
+                                base)
+        if count != min(self.left, ondisk.EXTENTS_PER_PAGE):
+            raise ondisk.Damage(
+                f'page {page} says that it has {count} extents',
+                base + 4)
+        end = 8 + ondisk.EXTENT * count
         if any(data[end:4088]):
-            raise form.Damage(f'page {page} has bytes that should be zeros',
-                              base + end)
-        for at in range(8, end, form.EXTENT):
+            raise ondisk.Damage(f'page {page} has bytes that should be zeros',
+                                base + end)
+        for at in range(8, end, ondisk.EXTENT):
             sentence = self._read_extent(
-                *form.EXTENT_FIELDS.unpack_from(data, at))
+                *ondisk.EXTENT_FIELDS.unpack_from(data, at))
             if sentence is not None:
-                raise form.Damage(f'extent {self.number} {sentence}',
-                                  base + at)
+                raise ondisk.Damage(f'extent {self.number} {sentence}',
+                                    base + at)
             self.number += 1
         self.left -= count
 
@@ -119,12 +120,12 @@ class ExtentReader:
             return None
         if kind != 1:
             return f'has the unknown kind {kind}'
-        if not 1 <= group < form.MAX_GROUP:
+        if not 1 <= group < ondisk.MAX_GROUP:
             return f'names group {group}'
-        if not 1 <= blocks <= form.MAX_EXTENT_BLOCKS or (
-                slot + blocks > form.MAX_SLOTS):
+        if not 1 <= blocks <= ondisk.MAX_EXTENT_BLOCKS or (
+                slot + blocks > ondisk.MAX_SLOTS):
             return f'names {blocks} blocks from slot {slot}'
-        if not blocks <= length <= blocks * form.MAX_BLOCK:
+        if not blocks <= length <= blocks * ondisk.MAX_BLOCK:
             return f'has {length} bytes in {blocks} blocks'
         self.blocks += blocks
         self.fragments += (group, slot) != self.next
@@ -140,11 +141,11 @@ class ExtentReader:
         """
         header = self.header
         if self.position != header.size:
-            raise form.Damage(f'its extents have {self.position} bytes '
-                              f'instead of {header.size}', 80)
+            raise ondisk.Damage(f'its extents have {self.position} bytes '
+                                f'instead of {header.size}', 80)
         if self.zeros != header.zero_bytes:
-            raise form.Damage(f'its zero extents have {self.zeros} bytes '
-                              f'instead of {header.zero_bytes}', 88)
+            raise ondisk.Damage(f'its zero extents have {self.zeros} bytes '
+                                f'instead of {header.zero_bytes}', 88)
 
 
 def parse_header(data: bytes, size: int, repository_id: bytes | None
@@ -154,41 +155,43 @@ def parse_header(data: bytes, size: int, repository_id: bytes | None
     :param repository_id: the one that it should have; None: any
     :raises Damage: if it does not verify
     """
-    if len(data) < form.PAGE:
-        raise form.Damage('ends inside its header', len(data))
-    if data == form.PAGE_ZEROS:
-        raise form.Damage('is a recipe that was never completed', 0)
+    if len(data) < ondisk.PAGE:
+        raise ondisk.Damage('ends inside its header', len(data))
+    if data == ondisk.PAGE_ZEROS:
+        raise ondisk.Damage('is a recipe that was never completed', 0)
     (magic, major, minor, flags, its_repository_id, scope, transaction, upload,
      image_size, zero_bytes, new_bytes, stored_bytes, extents, fragments,
      created, id_length, project_length, _, image_id,
-     project) = form.RECIPE_HEADER.unpack_from(data)
+     project) = ondisk.RECIPE_HEADER.unpack_from(data)
     if magic != b'GDRECIPE':
-        raise form.Damage('does not start with the magic of a recipe', 0)
-    if form.xxh3(data[:4088]) != form.stored_checksum(data, 4088):
-        raise form.Damage('the checksum of its header does not agree', 4088)
-    if major != form.MAJOR:
-        raise form.Damage(f'has format {major}.{minor}; this program reads '
-                          f'{form.MAJOR}.x', 8)
-    if flags and minor <= form.MINOR:
-        raise form.Damage(f'has unknown flags: {flags:#x}', 12)
+        raise ondisk.Damage('does not start with the magic of a recipe', 0)
+    if ondisk.xxh3(data[:4088]) != ondisk.stored_checksum(data, 4088):
+        raise ondisk.Damage('the checksum of its header does not agree', 4088)
+    if major != ondisk.MAJOR:
+        raise ondisk.Damage(f'has format {major}.{minor}; this program reads '
+                            f'{ondisk.MAJOR}.x', 8)
+    if flags and minor <= ondisk.MINOR:
+        raise ondisk.Damage(f'has unknown flags: {flags:#x}', 12)
     if repository_id not in (None, its_repository_id):
-        raise form.Damage(f'is of the repository {its_repository_id.hex()}',
-                          16)
+        raise ondisk.Damage(f'is of the repository {its_repository_id.hex()}',
+                            16)
     name = image_id[:id_length].decode('ascii', 'replace')
-    if id_length > 128 or not form.IMAGE_NAME.match(name) or (
+    if id_length > 128 or not ondisk.IMAGE_NAME.match(name) or (
             any(image_id[id_length:])):
-        raise form.Damage('has not an image id', 144)
+        raise ondisk.Damage('has not an image id', 144)
     if project_length > 128 or any(project[project_length:]):
-        raise form.Damage("has not a project's name", 272)
-    if scope == form.SPARE_SCOPE:
-        raise form.Damage('is of the scope of spare copies', 32)
-    pages = -(-extents // form.EXTENTS_PER_PAGE)
-    if size != form.PAGE * (1 + pages):
-        raise form.Damage(f'has {size} bytes instead of the '
-                          f'{form.PAGE * (1 + pages)} of {extents} extents',
-                          112)
+        raise ondisk.Damage("has not a project's name", 272)
+    if scope == ondisk.SPARE_SCOPE:
+        raise ondisk.Damage('is of the scope of spare copies', 32)
+    pages = -(-extents // ondisk.EXTENTS_PER_PAGE)
+    if size != ondisk.PAGE * (1 + pages):
+        raise ondisk.Damage(f'has {size} bytes instead of the '
+                            f'{ondisk.PAGE * (1 + pages)} of {extents} '
+                            'extents',
+                            112)
     return RecipeHeader(
         name, project[:project_length].decode('utf-8', 'replace'), scope,
-        scope in (form.GLOBAL_SCOPE, form.scope_of(project[:project_length])),
+        scope in (ondisk.GLOBAL_SCOPE,
+                  ondisk.scope_of(project[:project_length])),
         transaction, upload, image_size, zero_bytes, new_bytes, stored_bytes,
         extents, fragments, created, size)

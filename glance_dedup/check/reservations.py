@@ -8,14 +8,14 @@ so it is only a *note*.
 
 import re
 
-from glance_dedup.check import directories as directories_module
+from glance_dedup.check import repo_directories
 
 DIRECTORY = 'reservations'
 _NAME = re.compile(
     r'lock\Z|[0-9a-f]{32}\.[0-9a-f]{32}\.(0|[1-9][0-9]{0,17})\Z')
 
 
-def check(directories: directories_module.Directories) -> None:
+def check(directories: repo_directories.Directories) -> None:
     """Report other names than the format has."""
     for _ in directories.known_names(
             DIRECTORY, directories.names(DIRECTORY), _NAME):

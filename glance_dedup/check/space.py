@@ -10,14 +10,14 @@ import os
 import tempfile
 import typing
 
-from glance_dedup.check import format as form
 from glance_dedup.check import group_reader
-from glance_dedup.check import recipes as recipes_module
+from glance_dedup.check import ondisk
+from glance_dedup.check import recipe_table
 
 
 def add_group(figures: dict[str, int], duplicates: 'Duplicates',
               group: group_reader.Group,
-              extents: Iterable[recipes_module.KeptExtent]) -> None:
+              extents: Iterable[recipe_table.KeptExtent]) -> None:
     """Add the figures of a group.
 
     :param extents: all that recipes name of it
@@ -41,7 +41,7 @@ def add_group(figures: dict[str, int], duplicates: 'Duplicates',
         figures['garbage_bytes'] += max(
             0, group.size - group.data - group.covered)
     for slot, state in enumerate(group.states):
-        if state == form.GOOD:
+        if state == ondisk.GOOD:
             figures['blocks_verified'] += not group.is_cold
             duplicates.add(group.fingerprint(slot))
             figures['garbage_blocks'] += not named[slot]

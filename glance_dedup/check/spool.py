@@ -2,15 +2,15 @@
 
 """The files in ``spool/``: what operations left, and recipes among it."""
 
-from glance_dedup.check import directories as directories_module
 from glance_dedup.check import files
-from glance_dedup.check import format as form
 from glance_dedup.check import locks
-from glance_dedup.check import recipes as recipes_module
+from glance_dedup.check import ondisk
+from glance_dedup.check import recipe_table
+from glance_dedup.check import repo_directories
 
 
-def check(directories: directories_module.Directories,
-          recipes: recipes_module.Recipes) -> None:
+def check(directories: repo_directories.Directories,
+          recipes: recipe_table.Recipes) -> None:
     """Report what is left in the spool, and read the recipes there.
 
     The recipes of all images were read before.
@@ -18,7 +18,7 @@ def check(directories: directories_module.Directories,
     # In this order the recipe of a deleted image is met by its name
     # ``D-`` before it is met by that of the operation that stored it.
     for name in directories.known_names(
-            'spool', directories.names('spool'), form.SPOOL_NAME):
+            'spool', directories.names('spool'), ondisk.SPOOL_NAME):
         for _ in files.looks():
             complete, sentence = _look(directories, recipes, name)
             if sentence is None:
@@ -27,11 +27,11 @@ def check(directories: directories_module.Directories,
             sentence = _check_recipe(directories, recipes, name)
         if sentence is not None:
             directories.findings.find(
-                form.NOTE, f'spool/{name}', None, sentence)
+                ondisk.NOTE, f'spool/{name}', None, sentence)
 
 
-def _look(directories: directories_module.Directories,
-          recipes: recipes_module.Recipes, name: str
+def _look(directories: repo_directories.Directories,
+          recipes: recipe_table.Recipes, name: str
           ) -> tuple[bool, str | None]:
     """Whether it is a recipe to be read; what there is to be said."""
     try:
@@ -45,32 +45,32 @@ def _look(directories: directories_module.Directories,
                 return False, None
             if name[0] == 'G':
                 return False, 'is a group that was never finished'
-            if f.size() < form.PAGE or (
-                    f.read(0, form.PAGE) == form.PAGE_ZEROS):
+            if f.size() < ondisk.PAGE or (
+                    f.read(0, ondisk.PAGE) == ondisk.PAGE_ZEROS):
                 return False, 'is of a store operation that died'
             return True, None
     except files.Gone:
         return False, None
-    except form.Damage as e:
+    except ondisk.Damage as e:
         return False, e.sentence
 
 
-def _check_recipe(directories: directories_module.Directories,
-                  recipes: recipes_module.Recipes, name: str) -> str | None:
+def _check_recipe(directories: repo_directories.Directories,
+                  recipes: recipe_table.Recipes, name: str) -> str | None:
     """Read a recipe; what there is to be said of the file."""
     catalog = recipes.catalog
-    owner = recipes_module.Owner('spool', name)
+    owner = recipe_table.Owner('spool', name)
     try:
         header = recipes.read(owner)
     except files.Gone:
         return None
-    except form.Damage as e:
+    except ondisk.Damage as e:
         # Accounting needs what was an image's, and what it counted;
         # nobody needs the rest.
         needed = name[0] in 'DO' or owner.counted or (
             catalog is not None
             and catalog.lacks(bytes.fromhex(name[2:])))
-        directories.findings.find(form.DAMAGE if needed else form.NOTE,
+        directories.findings.find(ondisk.DAMAGE if needed else ondisk.NOTE,
                                   owner.file, e.offset, e.sentence)
         if needed:
             recipes.counts_unknown()

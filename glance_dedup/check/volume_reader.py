@@ -3,7 +3,7 @@
 """One journal of a volume, read and verified: its head, marks and records.
 
 Written from ``format-volumes.rst`` alone; see ``checker.py``.
-What the journals of a volume say together is judged in ``volumes.py``.
+What the journals of a volume say together is judged in ``volume_check.py``.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import typing
 import xxhash
 
 from glance_dedup.check import files
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 MAJOR = 1
 HEAD = 4096
@@ -74,19 +74,19 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
     :raises Damage: if it does not verify
     """
     if len(data) < HEAD:
-        raise form.Damage('ends inside its head', len(data))
+        raise ondisk.Damage('ends inside its head', len(data))
     (magic, major, minor, its_number, its_repository_id, volume_id, scope,
      seed, size, base_size, part_size, state, needed, before, _, marks,
      project_length, marks_checksum, project, source
      ) = _FIELDS.unpack_from(data)
     if magic != _MAGIC:
-        raise form.Damage("does not start with the magic of a volume's "
-                          'journal', 0)
+        raise ondisk.Damage("does not start with the magic of a volume's "
+                            'journal', 0)
     if major != MAJOR:
-        raise form.Damage(f'has version {major}.{minor}; this program reads '
-                          f'{MAJOR}.x', 8)
-    if form.xxh3(data[:4088]) != form.stored_checksum(data, 4088):
-        raise form.Damage('the checksum of its head does not agree', 4088)
+        raise ondisk.Damage(f'has version {major}.{minor}; this program reads '
+                            f'{MAJOR}.x', 8)
+    if ondisk.xxh3(data[:4088]) != ondisk.stored_checksum(data, 4088):
+        raise ondisk.Damage('the checksum of its head does not agree', 4088)
     head = Head(its_number, its_repository_id, volume_id, scope, seed, size,
                 base_size, part_size, state, needed, before, marks,
                 marks_checksum)
@@ -96,7 +96,8 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
             (repository_id in (None, its_repository_id), 16,
              f'is of the repository {its_repository_id.hex()}'),
             (any(volume_id), 32, 'has zeros as the id of its volume'),
-            (not size % form.SECTOR and form.SECTOR <= size <= _MAX_SIZE, 72,
+            (not size % ondisk.SECTOR and ondisk.SECTOR <= size <= _MAX_SIZE,
+             72,
              f'says that the volume has {size} bytes'),
             (base_size <= size, 80, f'has a base of {base_size} bytes, and '
              f'{size} in all'),
@@ -116,13 +117,13 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
             (_is_text(project, project_length), 136,
              "has not a project's name"),
             (_is_source(source), 264, 'has not an image id'),
-            (scope in (form.GLOBAL_SCOPE,
-                       form.scope_of(project[:project_length])), 48,
+            (scope in (ondisk.GLOBAL_SCOPE,
+                       ondisk.scope_of(project[:project_length])), 48,
              "is of a scope that is neither that of all nor its project's")):
         if not holds:
-            raise form.Damage(sentence, offset)
+            raise ondisk.Damage(sentence, offset)
     if marks > head.parts:
-        raise form.Damage(f'has {marks} marks for {head.parts} parts', 120)
+        raise ondisk.Damage(f'has {marks} marks for {head.parts} parts', 120)
     return head
 
 
@@ -137,7 +138,7 @@ def _is_text(field: bytes, length: int) -> bool:
 
 def _is_source(field: bytes) -> bool:
     text = field.rstrip(b'\0').decode('ascii', 'replace')
-    return not text or form.IMAGE_NAME.match(text) is not None
+    return not text or ondisk.IMAGE_NAME.match(text) is not None
 
 
 class JournalReader:
@@ -174,24 +175,25 @@ class JournalReader:
         for at in range(HEAD, stop, _PIECE):
             piece = self._file.read(at, min(_PIECE, stop - at))
             if len(piece) < min(_PIECE, stop - at):
-                raise form.Damage('ends inside its marks', at + len(piece))
+                raise ondisk.Damage('ends inside its marks', at + len(piece))
             hasher.update(piece)
             for i, (part, edition) in enumerate(
                     _MARK_FIELDS.iter_unpack(piece)):
                 if not last < part < head.parts or not edition:
-                    raise form.Damage(
+                    raise ondisk.Damage(
                         f'has a mark of edition {edition} of part {part} '
                         'where none can be', at + size * i)
                 self._found(part, edition)
                 last = part
         if hasher.intdigest() != head.marks_checksum:
-            raise form.Damage('the checksum of its marks does not agree', 128)
+            raise ondisk.Damage('the checksum of its marks does not agree',
+                                128)
         rest = self._file.read(stop, head.records - stop)
         if len(rest) < head.records - stop:
-            raise form.Damage('ends inside its marks', stop + len(rest))
+            raise ondisk.Damage('ends inside its marks', stop + len(rest))
         if any(rest):
-            raise form.Damage('has bytes behind its marks that should be '
-                              'zeros', stop)
+            raise ondisk.Damage('has bytes behind its marks that should be '
+                                'zeros', stop)
         self._advance(head.records, self._file.file)
 
     def read_records(self, limit: int | None = None) -> None:
@@ -256,7 +258,7 @@ class JournalReader:
         magic, kind, number, a, b, durable, checksum, own = (
             _RECORD.unpack(data))
         if (magic != _RECORD_MAGIC
-                or form.xxh3(data[:48], self._head.seed) != own
+                or ondisk.xxh3(data[:48], self._head.seed) != own
                 or durable > at
                 or (number <= self._sequence if sequence is None
                     else number != sequence)):
@@ -272,6 +274,6 @@ class JournalReader:
         if kind != DATA or sequence is None:
             return kind, a, b, durable, _RECORD.size
         content = self._file.read_ahead(at + _RECORD.size, b)
-        if len(content) < b or form.xxh3(content) != checksum:
+        if len(content) < b or ondisk.xxh3(content) != checksum:
             return None
         return kind, a, b, durable, _RECORD.size + -(-b // _ALIGN) * _ALIGN

@@ -213,8 +213,8 @@ MUTANTS = (
                  '        s = verify_page(group, err);\n'
                  '    }\n'),
             Edit(_CHECK,
-                 'areas = [(3 * form.SECTOR, head[3 * form.SECTOR:], '
-                 'form.DAMAGE)]',
+                 'areas = [(3 * ondisk.SECTOR, head[3 * ondisk.SECTOR:], '
+                 'ondisk.DAMAGE)]',
                  'areas = []')),
         workload='store'),
     Mutant(

@@ -13,8 +13,8 @@ import xxhash
 
 from dedupd.cache import index
 from dedupd import history
+from glance_dedup.check import check_report
 from glance_dedup.check import checker
-from glance_dedup.check import report as report_module
 from glance_dedup.check import space
 from glance_dedup.transfer import progress_file
 from tests.unit.check import fixtures
@@ -89,7 +89,7 @@ def test_huge_files_take_no_memory(repository, group, image):
 
 
 def test_findings_are_bounded(monkeypatch, repository):
-    monkeypatch.setattr(report_module, 'MAX_FINDINGS', 5)
+    monkeypatch.setattr(check_report, 'MAX_FINDINGS', 5)
     for i in range(9):
         repository.write(repository.path / f'images/a b{i}', b'')
     repository.write(repository.path / 'images/bad', b'')

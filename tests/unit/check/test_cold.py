@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
+from glance_dedup.check import check_report
 from glance_dedup.check import checker
 from glance_dedup.check import files
-from glance_dedup.check import report as report_module
 from tests.unit.check import fixtures
 from tests.unit.check.fixtures import block
 from tests.unit.check.fixtures import look
@@ -422,4 +422,4 @@ def test_slices_that_vanish(repository, slices, monkeypatch):
 
 def test_the_figures_have_names(repository):
     assert {'cold_groups', 'cold_bytes', 'slice_bytes'} <= set(
-        report_module.FIGURES)
+        check_report.FIGURES)

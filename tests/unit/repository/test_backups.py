@@ -21,7 +21,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import thread_pool
 from glance_dedup.check import checker
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 from glance_dedup.cli import main
 from glance_dedup import mount
 from glance_dedup.repository import openvolumes
@@ -107,7 +107,7 @@ def test_ids(image_id):
     found = imageids.of_backup(image_id)
     assert found == said
     # The program that checks repositories has the rule for itself.
-    assert form.is_backup(image_id) == (said is not None)
+    assert ondisk.is_backup(image_id) == (said is not None)
     if found is not None:
         assert len(image_id) <= 128 and imageids.is_image(image_id)
         assert found.image_id == imageids.backup_id(*said) == image_id

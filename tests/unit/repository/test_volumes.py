@@ -28,7 +28,7 @@ from glance_dedup.base import filesystem
 from glance_dedup.base import imageids
 from glance_dedup.base import pacing
 from glance_dedup.base import thread_pool
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 from glance_dedup.cli import main
 from glance_dedup.maintenance import block_addresses
 from glance_dedup import mount
@@ -92,7 +92,7 @@ def test_ids(image_id):
     assert imageids.is_image(image_id) == (
         what is None and bool(imageids.is_valid(image_id)))
     # The program that checks repositories has the rule for itself.
-    assert bool(form.VOLUME_RECIPE.match(image_id)) == (what is not None)
+    assert bool(ondisk.VOLUME_RECIPE.match(image_id)) == (what is not None)
 
 
 def test_the_engine_has_the_same_ids(repo):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 import dataclasses
 
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 
 # Findings beyond these are only counted: a hostile directory may be large.
 MAX_FINDINGS = 10000
@@ -100,20 +100,20 @@ class Findings:
         """
         images = tuple(sorted(images))
         self.count(severity)
-        if severity == form.DAMAGE:
+        if severity == ondisk.DAMAGE:
             self._damaged_images.update(images if lost is None else lost)
             self._damaged_volumes.update(() if volume is None else [volume])
         if len(self._report.findings) >= MAX_FINDINGS:
             self.figures['findings_left_off'] += 1
             return
         self._report.findings.append(
-            Finding(severity, form.printable(file), offset, sentence, images,
+            Finding(severity, ondisk.printable(file), offset, sentence, images,
                     () if volume is None else (volume,)))
 
     def count(self, severity: str, count: int = 1) -> None:
         """Count findings, which the report may name or leave off."""
-        self._report.ok &= severity != form.DAMAGE
-        self.figures['damage' if severity == form.DAMAGE
+        self._report.ok &= severity != ondisk.DAMAGE
+        self.figures['damage' if severity == ondisk.DAMAGE
                      else 'notes'] += count
 
     def advance(self, size: int, what: str) -> None:
@@ -146,7 +146,7 @@ class Findings:
         """The images among recipes, and the volumes that have the others."""
         images, volumes = [], set()
         for recipe in recipes:
-            match = form.VOLUME_RECIPE.match(recipe)
+            match = ondisk.VOLUME_RECIPE.match(recipe)
             if match is None:
                 images.append(recipe)
             else:

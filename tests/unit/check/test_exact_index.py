@@ -8,18 +8,19 @@ import struct
 import pytest
 
 from glance_dedup.check import checker
-from glance_dedup.check import index
+from glance_dedup.check import exact_index
 from glance_dedup.check import sorting
 from tests.unit.check import fixtures
-from tests.unit.check import test_catalog
+from tests.unit.check import test_catalog_check
 from tests.unit.repository import format_writer as writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
-group, pieces, image = (test_catalog.group, test_catalog.pieces,
-                        test_catalog.image)
-one, no_findings, findings = (test_catalog.one, test_catalog.no_findings,
-                              test_catalog.findings)
+group, pieces, image = (test_catalog_check.group, test_catalog_check.pieces,
+                        test_catalog_check.image)
+one, no_findings, findings = (test_catalog_check.one,
+                              test_catalog_check.no_findings,
+                              test_catalog_check.findings)
 
 DAMAGE, NOTE = checker.DAMAGE, checker.NOTE
 SHARD = 'index/shard-00-0000.0000000000000001'
@@ -69,7 +70,7 @@ def test_missing_record(repository, catalog):
 
 def second_of(repository, catalog, slot=3):
     second = writer.Group(repository, 2)
-    second.append([test_catalog.noise(slot)])
+    second.append([test_catalog_check.noise(slot)])
     second.publish()
     second.save()
     catalog.cursors[2] = 1
@@ -273,7 +274,7 @@ def test_unknown_names(repository, catalog):
     ({(0, 0): 3, (1, 0): 1, (2, 0): 5, (2, 1): 6, (1, 1): 7},
      {(2, 0), (2, 1), (1, 1)}, True)])
 def test_which_shards_count(shards, wanted, covers):
-    assert index.resolve(shards) == (wanted, covers)
+    assert exact_index.resolve(shards) == (wanted, covers)
 
 
 def test_sorting(monkeypatch):

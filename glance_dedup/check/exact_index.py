@@ -19,8 +19,8 @@ import struct
 import typing
 
 from glance_dedup.check import files
-from glance_dedup.check import format as form
 from glance_dedup.check import group_reader
+from glance_dedup.check import ondisk
 from glance_dedup.check import sorting
 
 NAME = re.compile('(shard|run|gone|pairs|cursors|new)-([0-9a-f]{2})-'
@@ -36,7 +36,7 @@ PACKED_FRAME, PACKED_ITEMS = 32768, 4096
 PACKED_HEAD = struct.Struct('<QIBB2x')
 CURSOR = struct.Struct('<II')
 PAIR = struct.Struct('<QQ')
-ADDRESSES = range(1 << 15, form.MAX_GROUP << 15)
+ADDRESSES = range(1 << 15, ondisk.MAX_GROUP << 15)
 # Behind the first 8 bytes of a fingerprint and an address: what has it.
 ITEM = 14
 BLOCK, EXPECTED, SHARD, RUN = b'\0', b'\1', b'\2', b'\3'
@@ -53,7 +53,7 @@ class Name(typing.NamedTuple):
     number: int
 
 
-class NewerError(form.Damage):
+class NewerError(ondisk.Damage):
     """The file has a newer major version."""
 
 
@@ -123,26 +123,26 @@ class IndexFile:
     def _read_head(self) -> None:
         head = self._file.read(0, HEAD_BYTES)
         if len(head) < HEAD_BYTES or head[:8] != b'GDINDEX\0':
-            raise form.Damage('is no file of the index', 0)
+            raise ondisk.Damage('is no file of the index', 0)
         (_, major, _, kind, self.catalog_id, number, bits, shard, self._items,
          self._seed, _, told) = HEAD.unpack_from(head)
         self._packed = self._name.kind == 'shard'
         if major > MAJOR:
             raise NewerError(f'has version {major}', 8)
-        if form.CHECKSUM.unpack_from(head, HEAD_CHECKED)[0] != (
-                form.xxh3(head[:HEAD_CHECKED])):
-            raise form.Damage('the checksum of its head is wrong', 0)
+        if ondisk.CHECKSUM.unpack_from(head, HEAD_CHECKED)[0] != (
+                ondisk.xxh3(head[:HEAD_CHECKED])):
+            raise ondisk.Damage('the checksum of its head is wrong', 0)
         if (kind, bits, shard, number) != (
                 KINDS[self._name.kind], *self._name[1:]):
-            raise form.Damage('had another name', 0)
+            raise ondisk.Damage('had another name', 0)
         self._size = SIZES[self._name.kind]
         self._most = FRAME_ITEMS // self._size
         frames = -(-self._items // self._most)
         self._length = told if self._packed else (
             HEAD_BYTES + self._items * self._size + 8 * frames)
         if self._file.size() != self._length:
-            raise form.Damage(f'has {self._file.size()} bytes instead of '
-                              f'{self._length}')
+            raise ondisk.Damage(f'has {self._file.size()} bytes instead of '
+                                f'{self._length}')
 
     def items(self) -> Iterator[bytes]:
         """All items, once they were verified.
@@ -156,14 +156,15 @@ class IndexFile:
                 for begin in range(0, len(data), self._size)]
             for i, item in enumerate(items):
                 if not self._is_good(item, before):
-                    raise form.Damage(
+                    raise ondisk.Damage(
                         'has an item that cannot be there',
                         at if self._packed else at + i * self._size)
                 yield item
                 before = item
             seen += len(items)
         if seen != self._items:
-            raise form.Damage(f'has {seen} items instead of {self._items}', 48)
+            raise ondisk.Damage(f'has {seen} items instead of {self._items}',
+                                48)
 
     def _frames(self) -> Iterator[tuple[int, bytes]]:
         """Offset and bytes of each frame, without its checksum."""
@@ -171,11 +172,11 @@ class IndexFile:
         for frame, at in enumerate(range(HEAD_BYTES, self._length, full)):
             wanted = min(full, self._length - at)
             data = self._file.read(at, wanted)
-            if len(data) != wanted or wanted < 8 or form.CHECKSUM.unpack(
-                    data[-8:])[0] != form.xxh3(
+            if len(data) != wanted or wanted < 8 or ondisk.CHECKSUM.unpack(
+                    data[-8:])[0] != ondisk.xxh3(
                         data[:-8], self._seed + frame & (1 << 64) - 1):
-                raise form.Damage(f'the checksum of frame {frame} is wrong',
-                                  at)
+                raise ondisk.Damage(f'the checksum of frame {frame} is wrong',
+                                    at)
             yield at, data[:-8]
 
     def _is_good(self, item: bytes, before: bytes | None) -> bool:
@@ -184,7 +185,7 @@ class IndexFile:
             return other in ADDRESSES and kept in ADDRESSES and other != kept
         if self._name.kind == 'cursors':
             group, slots = CURSOR.unpack(item)
-            return 0 < group < form.MAX_GROUP and slots <= form.MAX_SLOTS and (
+            return 0 < group < ondisk.MAX_GROUP and slots <= ondisk.MAX_SLOTS and (
                 before is None or CURSOR.unpack(before)[0] < group)
         if (address_of(item) not in ADDRESSES
                 or int.from_bytes(item[:2]) >> MAX_BITS - self._name.bits
@@ -202,13 +203,13 @@ def unpack(frame: bytes, at: int) -> list[bytes]:
     :raises Damage: if it is no such frame
     """
     if len(frame) < PACKED_HEAD.size:
-        raise form.Damage('has a frame that ends in its head', at)
+        raise ondisk.Damage('has a frame that ends in its head', at)
     key, count, key_bits, address_bits = PACKED_HEAD.unpack_from(frame)
     size = key_bits + address_bits
     room = 8 * (len(frame) - PACKED_HEAD.size)
     if (not 1 <= count <= PACKED_ITEMS or key_bits > 64 or address_bits > 40
             or count * size > room):
-        raise form.Damage('has a frame that cannot be', at)
+        raise ondisk.Damage('has a frame that cannot be', at)
     records = []
     for i in range(count):
         byte, bit = divmod(i * size, 8)
@@ -265,7 +266,7 @@ class Index:
         for name in names:
             found = parse(name)
             if found is None:
-                self._find(form.NOTE, 'has an unknown name', f'index/{name}')
+                self._find(ondisk.NOTE, 'has an unknown name', f'index/{name}')
             elif found.kind != 'new':
                 self._names[found] = name
 
@@ -280,15 +281,15 @@ class Index:
         except files.Gone:
             return None
         except NewerError as e:
-            self._find(form.NOTE, f'{e.sentence}, which this program does '
+            self._find(ondisk.NOTE, f'{e.sentence}, which this program does '
                        'not know', file)
             return None
-        except form.Damage as e:
-            self._find(form.DAMAGE, e.sentence, file, e.offset)
+        except ondisk.Damage as e:
+            self._find(ondisk.DAMAGE, e.sentence, file, e.offset)
             return None
         if found.catalog_id != self._catalog_id:
             found.close()
-            self._find(form.NOTE, 'is of another catalog: merging makes the '
+            self._find(ondisk.NOTE, 'is of another catalog: merging makes the '
                        'index anew', file)
             return None
         return found
@@ -303,9 +304,9 @@ class Index:
             yield from found.items()
         except files.Gone:
             self._whole = False
-        except form.Damage as e:
+        except ondisk.Damage as e:
             self._whole = False
-            self._find(form.DAMAGE, e.sentence, f'index/{self._names[name]}',
+            self._find(ondisk.DAMAGE, e.sentence, f'index/{self._names[name]}',
                        e.offset)
         finally:
             found.close()
@@ -328,7 +329,7 @@ class Index:
             return
         expected = self.slots(group.number)
         for slot in range(group.slots):
-            if group.states[slot] == form.GOOD:
+            if group.states[slot] == ondisk.GOOD:
                 self._blocks.add(_item(
                     group.fingerprint(slot), group.number << 15 | slot,
                     EXPECTED if slot < expected else BLOCK))
@@ -348,7 +349,7 @@ class Index:
         counted, covers = resolve(generations)
         self._whole &= covers
         if not covers:
-            self._find(form.NOTE, 'does not cover all fingerprints: merging '
+            self._find(ondisk.NOTE, 'does not cover all fingerprints: merging '
                        'makes the index anew', 'index')
         shards = [name for name in self._of_kind('shard')
                   if name[1:3] in counted
@@ -358,14 +359,14 @@ class Index:
         if not self._whole:
             return
         if missing:
-            self._find(form.NOTE, f'has no record for {missing} blocks that '
+            self._find(ondisk.NOTE, f'has no record for {missing} blocks that '
                        'should have one', 'index')
         forgotten = self._forgotten(unpaired, known_here)
         if forgotten and self._exact:
-            self._find(form.NOTE, f'has {forgotten} blocks twice that are '
+            self._find(ondisk.NOTE, f'has {forgotten} blocks twice that are '
                        'not known to be duplicates', 'index')
         if self.stale and complete:
-            self._find(form.NOTE, f'has {self.stale} records of blocks that '
+            self._find(ondisk.NOTE, f'has {self.stale} records of blocks that '
                        'are no more', 'index')
 
     def _tagged(self, names: list[Name], what: bytes) -> Iterator[bytes]:

@@ -4,11 +4,11 @@
 
 from collections.abc import Iterable
 
-from glance_dedup.check import directories as directories_module
 from glance_dedup.check import files
-from glance_dedup.check import format as form
 from glance_dedup.check import group_reader
-from glance_dedup.check import store as store_module
+from glance_dedup.check import ondisk
+from glance_dedup.check import record_table
+from glance_dedup.check import repo_directories
 
 
 class Spares:
@@ -17,13 +17,13 @@ class Spares:
     :param reader: which knows the scopes that copies may be of
     """
 
-    def __init__(self, directories: directories_module.Directories,
+    def __init__(self, directories: repo_directories.Directories,
                  reader: group_reader.GroupReader) -> None:
         self._directories = directories
         self._findings = directories.findings
         self._reader = reader
         # Their scope ids and fingerprints.
-        self._good = store_module.Store()
+        self._good = record_table.Store()
 
     def replaces(self, group: group_reader.Group, slot: int) -> bool:
         """Whether a copy stands in for what a slot of a group has lost."""
@@ -51,21 +51,22 @@ class Spares:
                     continue
                 except files.Gone:
                     break
-                except form.Damage as e:
+                except ondisk.Damage as e:
                     failure = e
             if failure is not None:
-                find(form.DAMAGE, file, failure.offset, failure.sentence)
+                find(ondisk.DAMAGE, file, failure.offset, failure.sentence)
             elif group is not None:
                 for p in group.problems:
                     find(group.severity_of(p), file, p.offset, p.sentence)
                 if not group.tells:
-                    find(form.NOTE, file, None, 'is never read: other blocks '
+                    find(ondisk.NOTE, file, None,
+                         'is never read: other blocks '
                          'can have the fingerprints of these')
                 self._add(group)
 
     def _add(self, group: group_reader.Group) -> None:
         self._findings.figures['spare_bytes'] += group.size
         for slot, state in enumerate(group.states):
-            if state == form.GOOD:
+            if state == ondisk.GOOD:
                 self._findings.figures['spares'] += 1
                 self._good.put(group.scopes[slot] + group.fingerprint(slot))

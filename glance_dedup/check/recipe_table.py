@@ -15,12 +15,12 @@ import functools
 import struct
 import typing
 
-from glance_dedup.check import catalog as catalog_module
-from glance_dedup.check import directories as directories_module
+from glance_dedup.check import catalog_check
 from glance_dedup.check import files
-from glance_dedup.check import format as form
+from glance_dedup.check import ondisk
 from glance_dedup.check import recipe_reader
-from glance_dedup.check import store as store_module
+from glance_dedup.check import record_table
+from glance_dedup.check import repo_directories
 
 # Pages of one recipe in memory at once; and recipes, those used last.
 PAGES_AT_ONCE = 256
@@ -44,7 +44,7 @@ class Owner:
     name: str
     number: int = 0             # set when it is read
     identity: Identity = ()     # of the file that was read
-    scope: bytes = form.GLOBAL_SCOPE
+    scope: bytes = ondisk.GLOBAL_SCOPE
     extents: int = 0
     blocks: int | None = None   # None: not all of it could be read
     counted: int = 0            # extents, by the catalog
@@ -96,21 +96,21 @@ class Recipes:
     :ivar catalog: what it says of each recipe is judged; None: nothing is
     """
 
-    def __init__(self, directories: directories_module.Directories,
+    def __init__(self, directories: repo_directories.Directories,
                  repository_id: bytes | None,
-                 catalog: catalog_module.Catalog | None) -> None:
+                 catalog: catalog_check.Catalog | None) -> None:
         self.catalog = catalog
         self._directories = directories
         self._findings = directories.findings
         self._repository_id = repository_id
-        self._kept = store_module.Store()       # owners and their extents
+        self._kept = record_table.Store()       # owners and their extents
         self._owners = 0
         self._owner = functools.lru_cache(OWNERS_AT_ONCE)(self._kept_owner)
         self._stale: set[int] = set()
         self._replaced: list[str] = []
         # Files by device and inode, after a letter: k for those that are
         # recipes, a for those that the spool names.
-        self._files = store_module.Store()
+        self._files = record_table.Store()
 
     def close(self) -> None:
         """Forget everything."""
@@ -132,16 +132,16 @@ class Recipes:
                 header = self.read(owner)
             except files.Gone:
                 continue
-            except form.Damage as e:
-                self._findings.find(form.DAMAGE, owner.file, e.offset,
+            except ondisk.Damage as e:
+                self._findings.find(ondisk.DAMAGE, owner.file, e.offset,
                                     e.sentence, [name])
                 self.counts_unknown()
             if again:
                 continue
-            if form.is_backup(name):
+            if ondisk.is_backup(name):
                 figures['backups'] += 1
             else:
-                figures['images'] += form.VOLUME_RECIPE.match(name) is None
+                figures['images'] += ondisk.VOLUME_RECIPE.match(name) is None
             if header is not None:
                 self._note_project(header, name)
                 figures['logical_bytes'] += header.size
@@ -156,8 +156,9 @@ class Recipes:
         """
         if header.project and not header.has_own_scope:
             self._findings.find(
-                form.NOTE, f'images/{name}', 32, 'belongs to project '
-                f'{form.printable(header.project)}, but shares blocks in the '
+                ondisk.NOTE, f'images/{name}', 32, 'belongs to project '
+                f'{ondisk.printable(header.project)}, but shares blocks in '
+                'the '
                 'scope of another one, as a snapshot for another project did '
                 'in earlier versions: store it again with image copy, and '
                 'delete it', [name])
@@ -182,7 +183,7 @@ class Recipes:
                     header = self._read_header(f, owner)
                     owner.scope, owner.extents = header.scope, header.extents
                     self._read_extents(f, header, owner)
-            except (form.Damage, files.Forgotten) as e:
+            except (ondisk.Damage, files.Forgotten) as e:
                 failure = e
             else:
                 self._keep(owner, header)
@@ -193,13 +194,14 @@ class Recipes:
     def _read_header(self, f: files.File, owner: Owner
                      ) -> recipe_reader.RecipeHeader:
         header = recipe_reader.parse_header(
-            f.read(0, form.PAGE), f.size(), self._repository_id)
+            f.read(0, ondisk.PAGE), f.size(), self._repository_id)
         if owner.image_id not in (None, header.image_id):
-            raise form.Damage(f'is the recipe of image {header.image_id}', 144)
+            raise ondisk.Damage(f'is the recipe of image {header.image_id}',
+                                144)
         if owner.name[:2] in ('T-', 'M-') and owner.directory == 'spool' and (
                 owner.name[2:] != header.transaction.hex()):
-            raise form.Damage('has the transaction id '
-                              f'{header.transaction.hex()}', 48)
+            raise ondisk.Damage('has the transaction id '
+                                f'{header.transaction.hex()}', 48)
         return header
 
     def _read_extents(self, f: files.File,
@@ -208,15 +210,15 @@ class Recipes:
         """Keep them, and fill in the blocks, as far as all verifies."""
         extents: dict[int, bytearray] = {}
         reader = recipe_reader.ExtentReader(header, extents)
-        pages = -(-header.extents // form.EXTENTS_PER_PAGE)
+        pages = -(-header.extents // ondisk.EXTENTS_PER_PAGE)
         page = 0
         try:
             for page in range(1, pages + 1):
                 reader.read_page(
-                    page, f.read_ahead(page * form.PAGE, form.PAGE))
+                    page, f.read_ahead(page * ondisk.PAGE, ondisk.PAGE))
                 if not page % PAGES_AT_ONCE:
                     self._keep_extents(owner, page, extents)
-                    self._findings.advance(PAGES_AT_ONCE * form.PAGE, f.file)
+                    self._findings.advance(PAGES_AT_ONCE * ondisk.PAGE, f.file)
         finally:
             self._keep_extents(owner, page, extents)
         reader.finish()
@@ -224,9 +226,10 @@ class Recipes:
         if reader.fragments != header.fragments:
             # For people only: nothing depends on it.
             self._findings.find(
-                form.NOTE, f.file, 120, f'has {reader.fragments} fragments '
+                ondisk.NOTE, f.file, 120, f'has {reader.fragments} fragments '
                 f'instead of {header.fragments}')
-        self._findings.advance((pages % PAGES_AT_ONCE + 1) * form.PAGE, f.file)
+        self._findings.advance((pages % PAGES_AT_ONCE + 1) * ondisk.PAGE,
+                               f.file)
 
     # Keeping
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from glance_dedup.check import checker
-from glance_dedup.check import directories
-from glance_dedup.check import volumes as checker_volumes
+from glance_dedup.check import repo_directories
+from glance_dedup.check import volume_check
 from glance_dedup.repository import openvolumes
 from tests.support import repositories
 from tests.unit.check import fixtures
@@ -89,7 +89,7 @@ def test_renamed_during_the_check(repo, monkeypatch, old, new, both):
     with openvolumes.open_volume(repo, old) as volume:
         volume.write(b'content', 0)
         volume.checkpoint()
-    real = directories.Directories.names
+    real = repo_directories.Directories.names
     todo = [old]
 
     def names(self, directory):
@@ -100,12 +100,12 @@ def test_renamed_during_the_check(repo, monkeypatch, old, new, both):
             else:
                 openvolumes.rename(repo, todo.pop(), new)
         return found
-    look = checker_volumes._Look.run
+    look = volume_check._Look.run
 
     def run(self):
         look(self)
         if todo:
             openvolumes.rename(repo, todo.pop(), new)
-    monkeypatch.setattr(directories.Directories, 'names', names)
-    monkeypatch.setattr(checker_volumes._Look, 'run', run)
+    monkeypatch.setattr(repo_directories.Directories, 'names', names)
+    monkeypatch.setattr(volume_check._Look, 'run', run)
     require_clean(repo, 0)

@@ -20,13 +20,13 @@ import stat
 import struct
 
 from glance_dedup.base import closing
-from glance_dedup.check import directories as directories_module
 from glance_dedup.check import files
-from glance_dedup.check import format as form
 from glance_dedup.check import locks
+from glance_dedup.check import ondisk
 from glance_dedup.check import recipe_reader
-from glance_dedup.check import store as store_module
-from glance_dedup.check import volume_reader as reader
+from glance_dedup.check import record_table
+from glance_dedup.check import repo_directories
+from glance_dedup.check import volume_reader
 
 _OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -56,7 +56,7 @@ class _Look:
         self.findings: list[Finding] = []
         self.volume_id: str | None = None
         self.owned = self._is_owned()
-        self._heads: dict[int, reader.Head] = {}
+        self._heads: dict[int, volume_reader.Head] = {}
         self._is_stored = False     # of the journals before the newest
 
     def run(self) -> None:
@@ -71,8 +71,9 @@ class _Look:
         if head is None:
             return
         self.volume_id = head.volume_id.hex()
-        if head.state != reader.READY:
-            what = ('making' if head.state == reader.MAKING else 'deleting')
+        if head.state != volume_reader.READY:
+            what = ('making' if head.state == volume_reader.MAKING
+                    else 'deleting')
             self._unowned('', f'is in the state {what}, and nobody is at '
                           'it: the next collection removes it')
             return
@@ -95,7 +96,7 @@ class _Look:
 
     def _damage(self, file: str, offset: int | None, sentence: str) -> None:
         self.findings.append((
-            form.DAMAGE, file, offset,
+            ondisk.DAMAGE, file, offset,
             f'{sentence}; volume {self._name} cannot be used until the file '
             'is restored from a backup; without one, delete the volume'))
 
@@ -103,7 +104,7 @@ class _Look:
         """Note something that only an owner may leave as it is."""
         if not self.owned:
             file = file or f'volumes/{self._name}'
-            self.findings.append((form.NOTE, file, None, sentence))
+            self.findings.append((ondisk.NOTE, file, None, sentence))
 
     def _journal(self, number: int) -> str:
         return f'volumes/{self._name}/journal-{number:08x}'
@@ -117,12 +118,12 @@ class _Look:
                 return locks.is_locked(f.fd, 0)
         except OSError:
             return True     # perhaps: what changes meanwhile is no damage
-        except (files.Gone, form.Damage):
+        except (files.Gone, ondisk.Damage):
             return False
 
     def _numbers(self) -> list[int]:
         """The numbers of the journals, sorted."""
-        matches = map(reader.JOURNAL_NAME.match, os.listdir(self._fd))
+        matches = map(volume_reader.JOURNAL_NAME.match, os.listdir(self._fd))
         return sorted(filter(None, (int(m[1], 16) for m in matches if m)))
 
     def _open(self, number: int) -> files.File:
@@ -137,19 +138,20 @@ class _Look:
             yield
         except files.Gone:
             self._damage(file, None, 'is missing')
-        except form.Damage as e:
+        except ondisk.Damage as e:
             self._damage(file, e.offset, e.sentence)
 
     # -- journals ----------------------------------------------------------
 
-    def _read_head(self, number: int) -> reader.Head | None:
+    def _read_head(self, number: int) -> volume_reader.Head | None:
         head = None
         with self._noting(number), self._open(number) as f:
-            head = self._heads[number] = reader.parse_head(
-                f.read(0, reader.HEAD), number, self._repository_id)
+            head = self._heads[number] = volume_reader.parse_head(
+                f.read(0, volume_reader.HEAD), number, self._repository_id)
         return head
 
-    def _check_chain(self, newest: reader.Head, first: int, needed: list[int]
+    def _check_chain(self, newest: volume_reader.Head, first: int,
+                     needed: list[int]
                      ) -> None:
         """Judge whether the needed journals are there, and of one volume."""
         expected = range(first, newest.number + 1)
@@ -191,12 +193,13 @@ class _Look:
         follower = self._heads.get(number + 1)
         limit = None if follower is None else follower.before or None
         with self._noting(number), self._open(number) as f:
-            journal = reader.JournalReader(f, head, found, self._advance)
+            journal = volume_reader.JournalReader(f, head, found,
+                                                  self._advance)
             journal.read_marks()
             journal.read_records(limit)
             if limit is not None:
                 if journal.end != limit:
-                    raise form.Damage(
+                    raise ondisk.Damage(
                         f'has valid records up to here, and journal '
                         f'{number + 1} says that they end at {limit}: '
                         'writes are lost', journal.end)
@@ -204,7 +207,7 @@ class _Look:
                 self._is_stored = journal.is_stored
                 proof = journal.proof()
                 if proof is not None:
-                    raise form.Damage(
+                    raise ondisk.Damage(
                         'has no valid record here, but the record at '
                         f'{proof} says that it was durable: writes that '
                         'were acknowledged are lost', journal.end)
@@ -216,7 +219,7 @@ class _Look:
 
     # -- recipes -----------------------------------------------------------
 
-    def _check_recipes(self, head: reader.Head) -> None:
+    def _check_recipes(self, head: volume_reader.Head) -> None:
         used = set()
         before = len(self.findings)
         if head.base_size:
@@ -244,7 +247,7 @@ class _Look:
                         f'{self._name} without a mark: the next owner removes '
                         'it')
 
-    def _read_recipe(self, name: str, what: str, head: reader.Head
+    def _read_recipe(self, name: str, what: str, head: volume_reader.Head
                      ) -> recipe_reader.RecipeHeader | None:
         """The header of a recipe that the volume needs."""
         file = f'images/{name}'
@@ -252,11 +255,11 @@ class _Look:
             with files.File(self._judge.directories['images'], name, file
                             ) as f:
                 header = recipe_reader.parse_header(
-                    f.read(0, form.PAGE), f.size(), self._repository_id)
+                    f.read(0, ondisk.PAGE), f.size(), self._repository_id)
         except (KeyError, files.Gone):
             self._damage(file, None, f'is missing: it has {what}')
             return None
-        except form.Damage as e:
+        except ondisk.Damage as e:
             # Those that were listed were read, and reported, before.
             if not self._judge.was_listed(name):
                 self._damage(file, e.offset, e.sentence)
@@ -274,15 +277,15 @@ class Volumes:
     :ivar marks: editions by their parts, of the volume that is looked at
     """
 
-    def __init__(self, directories: directories_module.Directories,
+    def __init__(self, directories: repo_directories.Directories,
                  repository_id: bytes | None, images: list[str]) -> None:
         self.directories = directories
         self.repository_id = repository_id
-        self.marks = store_module.Store()
+        self.marks = record_table.Store()
         self._findings = directories.findings
         self._recipes: dict[str, set[str]] = {}
         for name in images:
-            match = form.VOLUME_RECIPE.match(name)
+            match = ondisk.VOLUME_RECIPE.match(name)
             if match is not None:
                 self._recipes.setdefault(match[1], set()).add(name)
         self._unknown = False   # a volume's id is not known
@@ -322,11 +325,11 @@ class Volumes:
             return              # it was deleted or renamed meanwhile
         except OSError as e:
             files.refused_by_system(e, file)
-            self._findings.find(form.NOTE, file, None,
+            self._findings.find(ondisk.NOTE, file, None,
                                 f'is no directory of a volume: {e.strerror}')
             return
         with closing.descriptor(fd):
-            if reader.NAME.match(name):
+            if volume_reader.NAME.match(name):
                 try:
                     self._check_volume(name, fd)
                 except OSError as e:
@@ -335,7 +338,7 @@ class Volumes:
                     # Another host deleted it meanwhile.
                     self._findings.figures['volumes'] -= 1
             else:
-                self._findings.find(form.NOTE, file, None,
+                self._findings.find(ondisk.NOTE, file, None,
                                     'has an unknown name')
 
     def _check_volume(self, name: str, fd: int) -> None:
@@ -358,13 +361,13 @@ class Volumes:
             return              # it was deleted meanwhile
         figures['volumes_in_use'] += look.owned
         if look.volume_id is None:
-            self._unknown |= any(s[0] == form.DAMAGE for s in suspects or ())
+            self._unknown |= any(s[0] == ondisk.DAMAGE for s in suspects or ())
         elif self._is_renamed(self._findings.names.get(look.volume_id)):
             figures['volumes'] -= 1
             self._findings.names[look.volume_id] = name
         elif look.volume_id in self._findings.names:
             self._findings.find(
-                form.DAMAGE, f'volumes/{name}', None, 'has the same id as '
+                ondisk.DAMAGE, f'volumes/{name}', None, 'has the same id as '
                 f'volume {self._findings.names[look.volume_id]}: it is a '
                 'copy. Remove the copy, and use neither before',
                 volume=name)
@@ -394,13 +397,13 @@ class Volumes:
                 status = os.stat(inner, dir_fd=fd, follow_symlinks=False)
             except OSError:
                 continue
-            match = reader.JOURNAL_NAME.match(inner)
+            match = volume_reader.JOURNAL_NAME.match(inner)
             if inner == 'control' and stat.S_ISSOCK(status.st_mode):
                 continue
             if not stat.S_ISREG(status.st_mode) or not (
                     inner in ('lock', 'journal.new')
                     or match is not None and int(match[1], 16)):
-                find(form.NOTE, file, None, 'has an unknown name'
+                find(ondisk.NOTE, file, None, 'has an unknown name'
                      if stat.S_ISREG(status.st_mode) else
                      'is not a regular file')
                 continue
@@ -408,12 +411,12 @@ class Volumes:
             if match is not None:
                 total += status.st_size
             elif inner == 'lock' and status.st_size:
-                find(form.NOTE, file, None,
+                find(ondisk.NOTE, file, None,
                      'has content; it should only carry locks')
         if 'lock' not in names and any(
-                map(reader.JOURNAL_NAME.match, names)) and (
+                map(volume_reader.JOURNAL_NAME.match, names)) and (
                     os.fstat(fd).st_nlink):
-            find(form.DAMAGE, f'volumes/{name}/lock', None,
+            find(ondisk.DAMAGE, f'volumes/{name}/lock', None,
                  'is missing, so that nothing keeps a second owner out: stop '
                  'what serves the volume, and make an empty file of this name '
                  'and of mode 0600', volume=name)
@@ -425,7 +428,7 @@ class Volumes:
             for name in sorted(self._recipes[volume_id]):
                 if self.exists(name):
                     self._findings.find(
-                        form.NOTE, f'images/{name}', None,
+                        ondisk.NOTE, f'images/{name}', None,
                         'is of no volume that can be read' if self._unknown
                         else 'is of a volume that does not exist: '
                         f'glance-dedup image delete {name} removes it')

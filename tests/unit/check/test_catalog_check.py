@@ -21,7 +21,7 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import pacing
 from glance_dedup.check import catalog_copy
 from glance_dedup.check import checker
-from glance_dedup.check import groups
+from glance_dedup.check import group_check
 from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import put
@@ -140,7 +140,7 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
     """What was read of the catalog may not be what it says by now."""
     catalog.groups[1]['used'] = 3
     catalog.save()
-    original = groups.Groups.check_all
+    original = group_check.Groups.check_all
 
     def check_all(self, numbers):
         original(self, numbers)
@@ -152,7 +152,7 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
     def fence():
         catalog.save_fence(catalog.sequence, catalog.sequence + 1)
 
-    monkeypatch.setattr(groups.Groups, 'check_all', check_all)
+    monkeypatch.setattr(group_check.Groups, 'check_all', check_all)
     for change in (opening, fence):
         one(repository, NOTE, 'in use')
     change = int
@@ -164,14 +164,14 @@ def test_time_of_a_file_changes(repository, catalog, monkeypatch):
     """As on a shared file system, some time after somebody wrote to it."""
     catalog.groups[1]['used'] = 3
     catalog.save()
-    original = groups.Groups.check_all
+    original = group_check.Groups.check_all
 
     def check_all(self, numbers):
         original(self, numbers)
         for file in (repository.path / 'catalog').iterdir():
             os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
 
-    monkeypatch.setattr(groups.Groups, 'check_all', check_all)
+    monkeypatch.setattr(group_check.Groups, 'check_all', check_all)
     one(repository, DAMAGE, 'in use, and counts')
 
 

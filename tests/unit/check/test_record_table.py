@@ -11,11 +11,11 @@ import plyvel
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.check import checker as check
+from glance_dedup.check import checker
 from glance_dedup.check import files
-from glance_dedup.check import recipes
+from glance_dedup.check import recipe_table
+from glance_dedup.check import record_table
 from glance_dedup.check import space
-from glance_dedup.check import store as store_module
 from tests.unit.repository import format_writer as writer
 
 
@@ -47,10 +47,10 @@ def group(repository):
 
 @pytest.mark.parametrize('limit', [0, 3000, 1 << 30])
 def test_it_is_an_ordered_map(monkeypatch, limit):
-    monkeypatch.setattr(store_module, 'LIMIT', limit)
-    monkeypatch.setattr(store_module, 'BATCH', 1000)
+    monkeypatch.setattr(record_table, 'LIMIT', limit)
+    monkeypatch.setattr(record_table, 'BATCH', 1000)
     rng = random.Random(limit)
-    model, store = {}, store_module.Store()
+    model, store = {}, record_table.Store()
     for _ in range(300):
         key = b'%c%03d' % (rng.choice(b'abc'), rng.randrange(100))
         if rng.random() < 0.5:
@@ -83,19 +83,19 @@ def test_no_room_ends_the_check(
         raise error
 
     repository.image('one', [(group, 0, 8)])
-    monkeypatch.setattr(store_module, 'LIMIT', 0)
-    monkeypatch.setattr(store_module.plyvel, 'DB', refuse)
+    monkeypatch.setattr(record_table, 'LIMIT', 0)
+    monkeypatch.setattr(record_table.plyvel, 'DB', refuse)
     with pytest.raises(raised, match='TMPDIR'):
-        check.check(repository.path)
+        checker.check(repository.path)
 
 
 # -- on the disk all is as in memory ------------------------------------------
 
 @pytest.mark.parametrize('limit', [0, 1 << 30])
 def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
-    monkeypatch.setattr(store_module, 'LIMIT', limit)
-    monkeypatch.setattr(store_module, 'BATCH', 0)
-    monkeypatch.setattr(recipes, 'PAGES_AT_ONCE', 1)
+    monkeypatch.setattr(record_table, 'LIMIT', limit)
+    monkeypatch.setattr(record_table, 'BATCH', 0)
+    monkeypatch.setattr(recipe_table, 'PAGES_AT_ONCE', 1)
     monkeypatch.setattr(files, 'PAUSE', 0)
     gone = writer.Group(repository, 7)
     gone.append([b'gone' * 128])
@@ -125,7 +125,7 @@ def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
     data[-1] ^= 1
     path.write_bytes(data)
 
-    report = check.check(repository.path)
+    report = checker.check(repository.path)
     assert report.damaged_images == ['a', 'b', 'c', 'f']
     assert [(f.severity, f.file, f.images) for f in report.findings
             if f.images] == [
@@ -170,10 +170,10 @@ def test_memory_is_bounded(tmp_path, monkeypatch, store, allowed):
     """It grows by the names alone, which 8 extents have in one case."""
     # Less of what does not grow, so that less is needed to see what grows.
     monkeypatch.setattr(files.File, 'WINDOW', 1 << 16)
-    monkeypatch.setattr(store_module, 'LIMIT', 1 << 16)
-    monkeypatch.setattr(store_module, 'BATCH', 1 << 16)
-    monkeypatch.setattr(recipes, 'PAGES_AT_ONCE', 4)
-    monkeypatch.setattr(recipes, 'OWNERS_AT_ONCE', 64)
+    monkeypatch.setattr(record_table, 'LIMIT', 1 << 16)
+    monkeypatch.setattr(record_table, 'BATCH', 1 << 16)
+    monkeypatch.setattr(recipe_table, 'PAGES_AT_ONCE', 4)
+    monkeypatch.setattr(recipe_table, 'OWNERS_AT_ONCE', 64)
     monkeypatch.setattr(space.Duplicates, 'RUN', 1 << 8)
     monkeypatch.setattr(space.Duplicates, 'PIECE', 1 << 8)
     peaks = []
@@ -187,7 +187,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch, store, allowed):
         store(repository, group, amount)
         tracemalloc.start()
         try:
-            assert check.check(repository.path).ok
+            assert checker.check(repository.path).ok
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 import functools
 import typing
 
-from glance_dedup.check import catalog as catalog_module
-from glance_dedup.check import directories as directories_module
+from glance_dedup.check import catalog_check
 from glance_dedup.check import files
-from glance_dedup.check import format as form
 from glance_dedup.check import group_reader
-from glance_dedup.check import recipes as recipes_module
+from glance_dedup.check import ondisk
+from glance_dedup.check import recipe_table
+from glance_dedup.check import repo_directories
 from glance_dedup.check import space
-from glance_dedup.check import spares as spares_module
+from glance_dedup.check import spare_files
 
 # What is wrong with a group that has no file, and where.
 GONE = 'is missing', None
@@ -35,10 +35,10 @@ class _Doubts(typing.NamedTuple):
 class Groups:
     """Judges groups, once all recipes and spare copies were read."""
 
-    def __init__(self, directories: directories_module.Directories,
+    def __init__(self, directories: repo_directories.Directories,
                  reader: group_reader.GroupReader,
-                 recipes: recipes_module.Recipes,
-                 spares: spares_module.Spares) -> None:
+                 recipes: recipe_table.Recipes,
+                 spares: spare_files.Spares) -> None:
         self._directories = directories
         self._findings = directories.findings
         self._reader = reader
@@ -77,7 +77,7 @@ class Groups:
                 group = self._look(number, slots)
             except files.Gone:
                 pass
-            except form.Damage as e:
+            except ondisk.Damage as e:
                 failure = e.sentence, e.offset
             first = first or group
             doubts = self._doubts(number, group, stale)
@@ -145,59 +145,59 @@ class Groups:
         return found
 
     def _is_lost(self, group: group_reader.Group,
-                 e: recipes_module.KeptExtent) -> bool:
+                 e: recipe_table.KeptExtent) -> bool:
         """Whether it names a bad block that no spare copy stands in for."""
         return group.hits(e) and any(
-            group.states[slot] == form.BAD
+            group.states[slot] == ondisk.BAD
             and not self._spares.replaces(group, slot)
             for slot in range(e.slot, min(e.slot + e.blocks, group.slots)))
 
     def _misfit(self, group: group_reader.Group,
-                e: recipes_module.KeptExtent) -> tuple[str | None, str]:
+                e: recipe_table.KeptExtent) -> tuple[str | None, str]:
         """What an extent names that its group lacks; and how bad that is."""
         states = group.states[e.slot:e.slot + e.blocks]
         end = e.slot + e.blocks
         if end > group.slots:
-            return f'the group has only {group.slots} slots', form.DAMAGE
+            return f'the group has only {group.slots} slots', ondisk.DAMAGE
         if group.scope != e.owner.scope:
-            return 'the group has blocks of another scope', form.DAMAGE
+            return 'the group has blocks of another scope', ondisk.DAMAGE
         marked, lost = None, False
         for slot, state in enumerate(states, e.slot) if (
-                states.count(form.GOOD) != e.blocks) else ():
-            if state in (form.DAMAGED, form.BAD) and (
+                states.count(ondisk.GOOD) != e.blocks) else ():
+            if state in (ondisk.DAMAGED, ondisk.BAD) and (
                     self._spares.replaces(group, slot)):
-                marked = slot if state == form.DAMAGED else marked
-            elif state == form.BAD:
+                marked = slot if state == ondisk.DAMAGED else marked
+            elif state == ondisk.BAD:
                 lost = True     # a finding of its group's
-            elif state != form.GOOD:
-                return (f'slot {slot} is {form.STATE_NAMES[state]}',
-                        form.DAMAGE)
+            elif state != ondisk.GOOD:
+                return (f'slot {slot} is {ondisk.STATE_NAMES[state]}',
+                        ondisk.DAMAGE)
         if lost:
-            return None, form.NOTE
+            return None, ondisk.NOTE
         # A damaged entry keeps its fields.
         if sum(group.lengths[e.slot:end]) != e.length:
-            return 'their lengths do not add up to its own', form.DAMAGE
-        if form.xxh3(group.fingerprints[
+            return 'their lengths do not add up to its own', ondisk.DAMAGE
+        if ondisk.xxh3(group.fingerprints[
                 32 * e.slot:32 * end]) != e.digest:
             return ('these are not the blocks that it was made of',
-                    form.DAMAGE)
+                    ondisk.DAMAGE)
         if marked is not None:
             return (f'slot {marked} is marked as damaged; a spare copy '
-                    'stands in for it'), form.NOTE
-        return None, form.NOTE
+                    'stands in for it'), ondisk.NOTE
+        return None, ondisk.NOTE
 
     # Reporting
 
     def _report_failure(self, file: str, failure: tuple[str, int | None],
-                        extents: Iterable[recipes_module.KeptExtent]) -> None:
+                        extents: Iterable[recipe_table.KeptExtent]) -> None:
         images = {e.owner.image_id for e in extents
                   if e.owner.image_id is not None}
         self._findings.find(
-            form.NOTE if failure == GONE and not images else form.DAMAGE,
+            ondisk.NOTE if failure == GONE and not images else ondisk.DAMAGE,
             file, failure[1], failure[0], images)
 
     def _report_problems(self, group: group_reader.Group, file: str,
-                         extents: Iterable[recipes_module.KeptExtent],
+                         extents: Iterable[recipe_table.KeptExtent],
                          again: bool) -> None:
         at: dict[int, list[int]] = {}       # problems by slot
         for number, p in enumerate(group.problems):
@@ -219,24 +219,25 @@ class Groups:
                                     p.offset, p.sentence, images, losing)
 
     def _report_misfits(self, group: group_reader.Group, file: str,
-                        extents: Iterable[recipes_module.KeptExtent]) -> None:
+                        extents: Iterable[recipe_table.KeptExtent]) -> None:
         for e in extents:
             sentence, severity = self._misfit(group, e)
             if sentence is None:
                 continue
             owner = e.owner
-            page, place = divmod(e.number, form.EXTENTS_PER_PAGE)
+            page, place = divmod(e.number, ondisk.EXTENTS_PER_PAGE)
             self._findings.find(
-                form.NOTE if owner.image_id is None else severity, owner.file,
-                (page + 1) * form.PAGE + 8 + form.EXTENT * place,
+                ondisk.NOTE if owner.image_id is None else severity,
+                owner.file,
+                (page + 1) * ondisk.PAGE + 8 + ondisk.EXTENT * place,
                 f'extent {e.number} names {e.blocks} blocks of {file} from '
                 f'slot {e.slot}, but {sentence}',
                 [] if owner.image_id is None else [owner.image_id])
 
 
-def _judge_catalog(catalog: catalog_module.Catalog,
+def _judge_catalog(catalog: catalog_check.Catalog,
                    group: group_reader.Group,
-                   extents: Iterable[recipes_module.KeptExtent]) -> None:
+                   extents: Iterable[recipe_table.KeptExtent]) -> None:
     """Compare what the catalog says of a group with the recipes."""
     changes: dict[int, int] = {}
     named = bytearray(group.slots)

@@ -11,9 +11,9 @@ from hypothesis import strategies
 import pytest
 
 from glance_dedup.check import checker
-from glance_dedup.check import store as store_module
+from glance_dedup.check import record_table
+from glance_dedup.check import volume_check
 from glance_dedup.check import volume_reader
-from glance_dedup.check import volumes as volumes_module
 from tests.support import volume_writer as writer
 from tests.support.volume_writer import PART
 from tests.unit.check import fixtures
@@ -602,7 +602,7 @@ def test_an_owner_at_work(repository, whole, monkeypatch):
     volume = first.volume
     looks = []
 
-    class Look(volumes_module._Look):
+    class Look(volume_check._Look):
         def run(self):
             looks.append(self)
             if len(looks) == 1:
@@ -617,7 +617,7 @@ def test_an_owner_at_work(repository, whole, monkeypatch):
                     gone.unlink()
             super().run()
 
-    monkeypatch.setattr(volumes_module, '_Look', Look)
+    monkeypatch.setattr(volume_check, '_Look', Look)
     report = checker.check(repository.path)
     assert [f for f in report.findings if f.severity == DAMAGE] == []
     assert len(looks) == 2
@@ -625,7 +625,7 @@ def test_an_owner_at_work(repository, whole, monkeypatch):
 
 def test_a_volume_that_is_deleted_meanwhile(repository, volume, monkeypatch):
     volume.journal().save()
-    run = volumes_module._Look.run
+    run = volume_check._Look.run
 
     def delete(self):
         if volume.directory.exists():
@@ -634,13 +634,13 @@ def test_a_volume_that_is_deleted_meanwhile(repository, volume, monkeypatch):
             volume.directory.rmdir()
         run(self)
 
-    monkeypatch.setattr(volumes_module._Look, 'run', delete)
+    monkeypatch.setattr(volume_check._Look, 'run', delete)
     assert clean(repository).figures['volumes'] == 0
 
 
 def test_editions_beyond_memory(repository, volume, monkeypatch):
-    monkeypatch.setattr(store_module, 'LIMIT', 1000)
-    monkeypatch.setattr(store_module, 'BATCH', 500)
+    monkeypatch.setattr(record_table, 'LIMIT', 1000)
+    monkeypatch.setattr(record_table, 'BATCH', 500)
     for part in range(20):
         repository.image(volume.recipe(part, 1), [])
     volume.journal(size=20 * PART, marks=dict.fromkeys(range(20), 1)).save()

@@ -12,9 +12,9 @@ import stat
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.check import check_report
 from glance_dedup.check import files
-from glance_dedup.check import format as form
-from glance_dedup.check import report
+from glance_dedup.check import ondisk
 
 VOLUMES = 'volumes'
 SLICES = 'slices'
@@ -27,8 +27,8 @@ OPTIONAL = ('catalog', 'index', 'spares', hashes.DIRECTORY, 'helpers',
             'reservations', SLICES)
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
-         *(f'catalog-reserve-{i}' for i in range(1, 9)), *form.LISTS,
-         *(f'{name}.new' for name in form.LISTS), 'cold.json', 'lost+found')
+         *(f'catalog-reserve-{i}' for i in range(1, 9)), *ondisk.LISTS,
+         *(f'{name}.new' for name in ondisk.LISTS), 'cold.json', 'lost+found')
 # What a creation that was killed may leave beside them.
 NEW_FILE = re.compile(r'\.[0-9a-f]{16}\.new\Z')
 _OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -47,7 +47,7 @@ class Directories:
     """
 
     def __init__(self, path: str | os.PathLike[str],
-                 findings: report.Findings) -> None:
+                 findings: check_report.Findings) -> None:
         self.path = os.fspath(path)
         self.findings = findings
         self._find = findings.find
@@ -126,7 +126,7 @@ class Directories:
         """Report those in the repository's own directory that are unknown."""
         for name in names:
             if name not in DIRECTORIES + OPTIONAL + FILES:
-                self._find(form.NOTE, name, None, 'has an unknown name')
+                self._find(ondisk.NOTE, name, None, 'has an unknown name')
 
     def open_all(self) -> None:
         """Open the directories in it; report those that cannot be opened."""
@@ -136,11 +136,11 @@ class Directories:
             except FileNotFoundError:
                 if name not in OPTIONAL:
                     vital = name not in ('locks', 'quarantine')
-                    self._find(form.DAMAGE if vital else form.NOTE, name,
+                    self._find(ondisk.DAMAGE if vital else ondisk.NOTE, name,
                                None, 'the directory is missing')
             except OSError as e:
                 files.refused_by_system(e, os.path.join(self.path, name))
-                self._find(form.DAMAGE, name, None, 'cannot be opened as a '
+                self._find(ondisk.DAMAGE, name, None, 'cannot be opened as a '
                            f'directory: {e.strerror}')
             else:
                 self._opened[name] = fd
@@ -177,12 +177,12 @@ class Directories:
             return []
         try:
             names = os.listdir(self[directory])
-            if directory in form.HAVE_SECOND:
-                return sorted({n.removesuffix(form.SECOND) for n in names})
+            if directory in ondisk.HAVE_SECOND:
+                return sorted({n.removesuffix(ondisk.SECOND) for n in names})
             return sorted(names)
         except OSError as e:
             files.refused_by_system(e, os.path.join(self.path, directory))
-            self._find(form.DAMAGE, directory, None,
+            self._find(ondisk.DAMAGE, directory, None,
                        f'cannot be listed: {e.strerror}')
             return []
 
@@ -193,7 +193,7 @@ class Directories:
         for name in names:
             file = f'{directory}/{name}'
             if not pattern.match(name):
-                self._find(form.NOTE, file, None, 'has an unknown name')
+                self._find(ondisk.NOTE, file, None, 'has an unknown name')
                 continue
             known.append(name)
             status = self.status_of(directory, name)
@@ -205,11 +205,11 @@ class Directories:
                       ) -> list[int]:
         """The numbers of files of groups; other names are reported."""
         numbers = []
-        for name in self.known_names(directory, names, form.GROUP_NAME):
-            if 1 <= int(name, 16) < form.MAX_GROUP:
+        for name in self.known_names(directory, names, ondisk.GROUP_NAME):
+            if 1 <= int(name, 16) < ondisk.MAX_GROUP:
                 numbers.append(int(name, 16))
             else:
-                self._find(form.NOTE, f'{directory}/{name}', None,
+                self._find(ondisk.NOTE, f'{directory}/{name}', None,
                            'has an unknown name')
         return numbers
 
@@ -225,7 +225,7 @@ class Directories:
         except files.Gone:
             if missing is not None:
                 self._find(severity, file, None, missing)
-        except form.Damage as e:
+        except ondisk.Damage as e:
             self._find(severity, file, e.offset, e.sentence)
 
     def sum_of_sizes(self, directory: str, names: Iterable[str]) -> int:
@@ -255,11 +255,11 @@ class Directories:
             mode = 0o2770 if mode == 0o700 else 0o660
         elif status.st_uid != self._status.st_uid:
             self._find(
-                form.NOTE, file, None, f'belongs to uid {status.st_uid} '
+                ondisk.NOTE, file, None, f'belongs to uid {status.st_uid} '
                 f'instead of uid {self._status.st_uid}')
         if stat.S_IMODE(status.st_mode) != mode:
             self._find(
-                form.NOTE, file, None,
+                ondisk.NOTE, file, None,
                 f'has mode {stat.S_IMODE(status.st_mode):04o} instead '
                 f'of {mode:04o}')
 

@@ -29,15 +29,15 @@ import plyvel
 
 from glance_dedup.base import leveldb
 from glance_dedup.check import catalog_copy
-from glance_dedup.check import format as form
+from glance_dedup.check import check_report
+from glance_dedup.check import exact_index
 from glance_dedup.check import group_reader
-from glance_dedup.check import index as index_module
+from glance_dedup.check import ondisk
 from glance_dedup.check import recipe_reader
-from glance_dedup.check import report
-from glance_dedup.check import store as store_module
+from glance_dedup.check import record_table
 
-DAMAGE = form.DAMAGE
-NOTE = form.NOTE
+DAMAGE = ondisk.DAMAGE
+NOTE = ondisk.NOTE
 REBUILT = catalog_copy.REBUILT
 
 CHUNK = 1024                    # slots whose counters have one key
@@ -50,9 +50,9 @@ PART = struct.Struct('>c16sI')  # of a recipe; the key
 PART_END = struct.Struct('<Q')  # the page behind it; the value
 IMAGE_KEY = re.compile(b'i[A-Za-z0-9_-]{1,128}')
 COUNTER_MAX = (1 << 32) - 1
-MAX_ADDRESS = form.MAX_GROUP * form.MAX_SLOTS
+MAX_ADDRESS = ondisk.MAX_GROUP * ondisk.MAX_SLOTS
 
-MakeIndex = Callable[[bytes | None, index_module.Find], index_module.Index]
+MakeIndex = Callable[[bytes | None, exact_index.Find], exact_index.Index]
 
 META_KEYS = {'format': int, 'repository_id': str, 'catalog_id': str,
              'sequence': int, 'valid': bool, 'ledger': str, 'parts': int}
@@ -75,7 +75,7 @@ def _judging(method):
             self.give_up(*self.copy.blame(e))
         except catalog_copy.Unusable as e:
             self.give_up(NOTE, f'{e}: {REBUILT}')
-        except form.Damage as e:
+        except ondisk.Damage as e:
             self.give_up(DAMAGE, e.sentence)
         return None
     return guarded
@@ -132,7 +132,7 @@ class Catalog:
         self.valid = self.lost = False
         self.seen: set[int] = set()     # groups that were judged
         # The files of the recipes that the ledger has, by transaction id.
-        self.met = store_module.Store()
+        self.met = record_table.Store()
         self.exact = True
         self.copy = catalog_copy.Copy(directory, self.find)
         self._make_index = index
@@ -171,7 +171,7 @@ class Catalog:
     def find(self, severity: str, sentence: str, file: str = 'catalog',
              offset: int | None = None) -> None:
         """Keep a finding until it is known whether it may be reported."""
-        if len(self.findings) < report.MAX_FINDINGS:
+        if len(self.findings) < check_report.MAX_FINDINGS:
             self.findings.append((severity, file, offset, sentence))
         else:
             self.left_off[severity] += 1
@@ -184,17 +184,17 @@ class Catalog:
             raise catalog_copy.Unusable('does not say what it is')
         meta = _object(found, META_KEYS)
         if meta is None:
-            raise form.Damage('says nonsense of what it is')
+            raise ondisk.Damage('says nonsense of what it is')
         if meta['format'] != 1:
-            raise form.Damage(f'has format {meta["format"]}; this program '
-                              'reads 1')
+            raise ondisk.Damage(f'has format {meta["format"]}; this program '
+                                'reads 1')
         if repository_id is not None and (
                 meta['repository_id'] != repository_id.hex()):
-            raise form.Damage('is of the repository '
-                              + form.printable(meta['repository_id']))
-        if not form.HEX_ID.match(meta['catalog_id']) or (
-                not form.HEX_ID.match(meta['ledger'])):
-            raise form.Damage('has impossible parameters')
+            raise ondisk.Damage('is of the repository '
+                                + ondisk.printable(meta['repository_id']))
+        if not ondisk.HEX_ID.match(meta['catalog_id']) or (
+                not ondisk.HEX_ID.match(meta['ledger'])):
+            raise ondisk.Damage('has impossible parameters')
         self.index = self._make_index(bytes.fromhex(meta['catalog_id']),
                                       self.find)
         self.ledger, self.parts = meta['ledger'], meta['parts']
@@ -306,12 +306,12 @@ class Catalog:
             parts = self._judge_facts(_json(found), header, blocks, file)
             good = True
         ends = self._ends_of(header.transaction, parts)
-        pages = -(-header.extents // form.EXTENTS_PER_PAGE)
+        pages = -(-header.extents // ondisk.EXTENTS_PER_PAGE)
         if not good or ends is None or ends[-1] + (not begun) > max(1, pages):
             self.find(DAMAGE, f'has impossible parts for {file}')
             return 0
         if begun:
-            return min(ends[-1] * form.EXTENTS_PER_PAGE, header.extents)
+            return min(ends[-1] * ondisk.EXTENTS_PER_PAGE, header.extents)
         return max(1, header.extents)
 
     def _ends_of(self, transaction: bytes, parts: int) -> list[int] | None:
@@ -385,7 +385,7 @@ class Catalog:
 
     def _stored_counts(self, number: int) -> array.array:
         parts = []
-        for chunk in range(form.MAX_SLOTS // CHUNK):
+        for chunk in range(ondisk.MAX_SLOTS // CHUNK):
             value = self.copy.get(COUNTS.pack(b'c', number, chunk))
             if value is not None and len(value) != 4 * CHUNK:
                 self.find(DAMAGE, f'the counters of group {number:08x}, chunk '
@@ -405,7 +405,7 @@ class Catalog:
         self.seen.add(number)
         # Later slots are neither counted nor named.
         counted = -(-len(stored.tobytes().rstrip(b'\0')) // 4)
-        slots = min(form.MAX_SLOTS, max([counted, *changes]))
+        slots = min(ondisk.MAX_SLOTS, max([counted, *changes]))
         names = array.array('Q', bytes(8 * slots))
         for slot, change in changes.items():
             if change < 0:
@@ -456,20 +456,20 @@ class Catalog:
             self.find(DAMAGE, f'says that {facts["used"]} slots of group '
                       f'{number:08x} are in use, and counts {used}')
         lost = [slot for slot in range(facts['judged'])
-                if group.states[slot] == form.GOOD and not stored[slot]
+                if group.states[slot] == ondisk.GOOD and not stored[slot]
                 and not named[slot]]
         if lost and not facts['dirty']:
             self.find(NOTE, f'has {len(lost)} blocks of group {number:08x}, '
                       f'as slot {lost[0]}, that nothing names and no '
                       'collection will look for')
         self.index.look_up(group)
-        if form.DAMAGED in group.states:
+        if ondisk.DAMAGED in group.states:
             self._judge_damaged(group)
 
     def _judge_damaged(self, group: group_reader.Group) -> None:
         unknown = [
             slot for slot in range(group.slots)
-            if group.states[slot] == form.DAMAGED and self.copy.get(
+            if group.states[slot] == ondisk.DAMAGED and self.copy.get(
                 LONG_NUMBER.pack(b'd', group.number << 15 | slot)) is None]
         if unknown:
             self.find(NOTE, f'does not know of {len(unknown)} damaged blocks '
