@@ -64,7 +64,7 @@ START = {
 
 def command(line: str, *options: str) -> list[str]:
     """How a process runs a line of glance-dedup."""
-    return [sys.executable, *options, '-m', 'glance_dedup.cli.main',
+    return [sys.executable, *options, '-m', 'glance_dedup.cli.entry',
             *line.split()]
 
 
@@ -91,8 +91,8 @@ def modules(line: str, directory: str) -> int:
     """How many modules a process imports for a line."""
     program = ('import atexit, sys; atexit.register(lambda: print('
                'len(sys.modules), file=sys.stderr)); '
-               'from glance_dedup.cli import main; '
-               'sys.exit(main.main(sys.argv[1:]))')
+               'from glance_dedup.cli import entry; '
+               'sys.exit(entry.main(sys.argv[1:]))')
     found = subprocess.run(
         [sys.executable, '-c', program, '--repository',
          f'{directory}/repository', '--filter-dir', directory, '--socket', '',

@@ -208,7 +208,7 @@ class Ours(Peer):
         self.command('repository', 'create', *self.parameters)
 
     def command(self, *words: str, reader: Reader | None = None) -> Spent:
-        return run(sys.executable, '-m', 'glance_dedup.cli.main', '-q',
+        return run(sys.executable, '-m', 'glance_dedup.cli.entry', '-q',
                    '--repository', self.path, '--filter-dir',
                    self.filter_dir, '--socket', '', *words, cwd=common.TOP,
                    reader=reader)

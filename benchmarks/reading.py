@@ -57,7 +57,7 @@ import disk
 from glance_dedup.repository import image_repository
 
 BLOCK = 4096
-COMMAND = sys.executable, '-m', 'glance_dedup.cli.main', '-q'
+COMMAND = sys.executable, '-m', 'glance_dedup.cli.entry', '-q'
 CODECS = ('none', 'lz4', 'zstd', 'stored', 'similar')
 RECOMPRESSED = ('stored', 'similar')
 

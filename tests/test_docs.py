@@ -29,7 +29,7 @@ import pytest
 
 from dedupd import opts as dedupd_opts
 from dedupd import problems
-from glance_dedup.cli import main as cli
+from glance_dedup.cli import entry
 from glance_dedup.driver import store_opts
 from tests.support import documents
 
@@ -178,7 +178,7 @@ def test_manual_pages(place):
             assert re.search(f'^{heading}$', text, re.MULTILINE), (
                 name, heading)
     text = page_of(target / 'glance-dedup.1')
-    for heading, commands in cli.GROUPS.items():
+    for heading, commands in entry.GROUPS.items():
         _, _, below = text.partition(f'\n{heading.upper()}\n')
         section = re.split(r'^\S', below, maxsplit=1, flags=re.MULTILINE)[0]
         for name in commands:
@@ -405,7 +405,7 @@ class Misused(Exception):
 
 @functools.cache
 def application():
-    return cli.App()
+    return entry.App()
 
 
 def parser_of(words):

@@ -13,7 +13,7 @@ import pytest
 from tests.support import forkserver
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-COMMAND = [sys.executable, '-m', 'glance_dedup.cli.main']
+COMMAND = [sys.executable, '-m', 'glance_dedup.cli.entry']
 
 
 def run(*arguments, **options):

@@ -9,7 +9,7 @@ from cliff import sphinxext
 from docutils import nodes
 
 from glance_dedup.base import package_version
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 
 _TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(_TOP / 'doc'))
@@ -101,6 +101,6 @@ def setup(app):
     sphinxext._format_optional_action = _with_default(
         sphinxext._format_optional_action)
     # cliff's own manager finds commands by entry points; there are none.
-    sphinxext.commandmanager = main
+    sphinxext.commandmanager = entry
     app.connect('doctree-resolved', _lead_to_pages)
     app.connect('doctree-resolved', _unlink)

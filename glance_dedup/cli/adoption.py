@@ -18,7 +18,7 @@ from glance_dedup.base import inputs
 from glance_dedup.base import units
 from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import glance as glance_module
+from glance_dedup.cli import glance_access
 from glance_dedup.cli import targets
 
 
@@ -124,7 +124,7 @@ class Import(command.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--images', metavar='ID', nargs='+',
             help='Only these. Default: all.')
-        glance_module.add_options(parser)
+        glance_access.add_options(parser)
         parser.add_argument(
             '--project', metavar='ID',
             help='If no Glance is asked: the project that all these images '
@@ -166,7 +166,7 @@ class Import(command.RepositoryCommand, lister.Lister):
                 raise common.UsageError(
                     'an image belongs to the project that Glance says: leave '
                     '--project out, or use --no-glance')
-            glance = glance_module.connect(parsed_args.os_cloud,
+            glance = glance_access.connect(parsed_args.os_cloud,
                                            parsed_args.glance_url)
             self.app.tell(f'asking {glance.url} who owns the images')
             return glance
@@ -359,7 +359,7 @@ class Orphans(command.RepositoryCommand, lister.Lister):
     def add_arguments(self, parser):
         parser.add_argument(
             'ids', metavar='ID', nargs='*', help='Only these.')
-        glance_module.add_cloud(parser, action='append')
+        glance_access.add_cloud(parser, action='append')
         parser.add_argument(
             '--store', metavar='NAME',
             help="The repository's store in Glance. With it, images that "
@@ -379,7 +379,7 @@ class Orphans(command.RepositoryCommand, lister.Lister):
             # First: images that are stored from now on are not looked at.
             # Backups are none of Glance's, and are left out.
             stats = list(common.stats(repo, self.app))
-            glances = [glance_module.connect(cloud)
+            glances = [glance_access.connect(cloud)
                        for cloud in parsed_args.os_cloud or [None]]
             for glance in glances if parsed_args.store else ():
                 glance.require_store(parsed_args.store)
@@ -440,7 +440,7 @@ class Missing(command.RepositoryCommand, lister.Lister):
     """
 
     def add_arguments(self, parser):
-        glance_module.add_cloud(parser)
+        glance_access.add_cloud(parser)
         parser.add_argument(
             '--store', metavar='NAME', required=True,
             help="The repository's store in Glance.")
@@ -449,7 +449,7 @@ class Missing(command.RepositoryCommand, lister.Lister):
         from glance_dedup.adoption import orphans
 
         with self.open() as repo:
-            glance = glance_module.connect(parsed_args.os_cloud)
+            glance = glance_access.connect(parsed_args.os_cloud)
             glance.require_store(parsed_args.store)
             rows = [(image.image_id, common.Size(image.size or 0),
                      image.status, image.owner,
@@ -474,7 +474,7 @@ class SignLocations(command.RepositoryCommand, lister.Lister):
     """
 
     def add_arguments(self, parser):
-        glance_module.add_address(parser)
+        glance_access.add_address(parser)
         parser.add_argument(
             '--store', metavar='NAME', required=True,
             help="The repository's store in Glance.")
@@ -483,7 +483,7 @@ class SignLocations(command.RepositoryCommand, lister.Lister):
         from glance_dedup.adoption import signing
         from glance_dedup.base import signingkeys
 
-        glance = glance_module.connect(parsed_args.os_cloud,
+        glance = glance_access.connect(parsed_args.os_cloud,
                                        parsed_args.glance_url)
         rows = []
         with self.open() as repo, signingkeys.locked(repo.path) as keys:
@@ -529,7 +529,7 @@ class Verify(command.RepositoryCommand, lister.Lister):
             help="The hash, as Glance's option hashing_algorithm names it. "
             'Default: the one that Glance recorded for the image, or sha512 '
             'if Glance is not asked.')
-        glance_module.add_options(parser)
+        glance_access.add_options(parser)
 
     def take_action(self, parsed_args):
         from glance_dedup.base import hashes
@@ -565,7 +565,7 @@ class Verify(command.RepositoryCommand, lister.Lister):
                 parsed_args.os_cloud or glance_api.is_configured()):
             self.app.tell('Glance is not asked: no hash is compared')
             return None
-        return self.images_of(glance_module.connect(
+        return self.images_of(glance_access.connect(
             parsed_args.os_cloud, parsed_args.glance_url))
 
     def _named(self, repo, ids, rows):
@@ -638,7 +638,7 @@ class Register(command.RepositoryCommand, show.ShowOne):
             '--visibility', default='private',
             choices=('private', 'shared', 'community', 'public'),
             help='Default: %(default)s.')
-        glance_module.add_cloud(parser)
+        glance_access.add_cloud(parser)
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import registering
@@ -653,7 +653,7 @@ class Register(command.RepositoryCommand, show.ShowOne):
             if is_backup:
                 image_id = registering.copy_backup(
                     repo, image_id, parsed_args.project)
-            glance = glance_module.connect(parsed_args.os_cloud)
+            glance = glance_access.connect(parsed_args.os_cloud)
             glance.require_service()
             registering.restore(repo, glance, image_id)
             size = repo.stat(image_id).size

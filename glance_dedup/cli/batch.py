@@ -11,7 +11,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hostlist
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
-from glance_dedup.cli import backup
+from glance_dedup.cli import backup_commands
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 
@@ -201,7 +201,7 @@ class Run(_Batch):
                              common.Size(result.stored), result.note))
             self.report_lost(work)
             names = {result.name for result in results}
-            backup.tell_of_future(
+            backup_commands.tell_of_future(
                 self.app, [found for found in repo.backups()
                            if found.name in names], retention.now())
         return ('name', 'backup_id', 'size', 'read_bytes', 'new_bytes',

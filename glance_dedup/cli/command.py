@@ -10,8 +10,8 @@ import typing
 from cliff import command
 
 from glance_dedup.cli import common
-from glance_dedup.cli import progress as progress_module
-from glance_dedup.cli import settings as settings_module
+from glance_dedup.cli import host_settings
+from glance_dedup.cli import progress_bar
 from glance_dedup.client import client_errors
 
 if typing.TYPE_CHECKING:
@@ -48,12 +48,12 @@ class RepositoryCommand(command.Command):
         """Add the command's own arguments to its parser."""
 
     @functools.cached_property
-    def settings(self) -> settings_module.Settings:
+    def settings(self) -> host_settings.Settings:
         """Where the repository is. Warns of options that nobody reads.
 
         :raises UsageError: the option file cannot be used
         """
-        found = settings_module.find(self.app.options)
+        found = host_settings.find(self.app.options)
         file = self.app.options.config_file
         if file is not None:
             from dedupd import opts
@@ -97,7 +97,7 @@ class RepositoryCommand(command.Command):
         figures = (self.status or {}).get('filter')
         if self.settings.path is None and isinstance(figures, dict):
             index, file = figures.get('index'), figures.get('file')
-            if (index in settings_module.INDEXES and isinstance(file, str)
+            if (index in host_settings.INDEXES and isinstance(file, str)
                     and os.path.isabs(file) and '\0' not in file):
                 place = 'filter_dir' if index == 'filter' else 'index_dir'
                 found |= {'index': index, place: os.path.dirname(file)}
@@ -106,7 +106,7 @@ class RepositoryCommand(command.Command):
 
     def progress(self, what, total=None, **options):
         """A `Progress`, which is silent with ``--quiet``."""
-        return progress_module.Progress(
+        return progress_bar.Progress(
             what, total, quiet=self.app.options.verbose_level == 0,
             **options)
 

@@ -21,9 +21,9 @@ from glance_dedup.base import pacing
 from glance_dedup.base import printable
 from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import known
-from glance_dedup.cli import overview
-from glance_dedup.cli import settings
+from glance_dedup.cli import host_settings
+from glance_dedup.cli import image_facts
+from glance_dedup.cli import status_report
 
 
 class TaskFailed(Exception):
@@ -68,7 +68,7 @@ class Status(command.RepositoryCommand, show.ShowOne):
 
     def _show(self, status: dict, clear: bool = False) -> None:
         self.app.stdout.write(
-            '\x1b[H\x1b[2J' * clear + overview.page(status))
+            '\x1b[H\x1b[2J' * clear + status_report.page(status))
         self.app.stdout.flush()
 
     def _look(self) -> dict:
@@ -90,7 +90,7 @@ class Status(command.RepositoryCommand, show.ShowOne):
             repo = stack.enter_context(self.open())
             # First: to read the catalog, this process becomes the maintainer.
             described = figures_module.described(repo)
-            catalog = stack.enter_context(known.catalog_of(repo))
+            catalog = stack.enter_context(image_facts.catalog_of(repo))
             figures = figures_module.Figures(repo, lambda: catalog)
             with contextlib.closing(figures):
                 space = figures.space()
@@ -204,7 +204,7 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
         pace = pacing.Pace(update)
         with self.open() as repo, Interrupt(pace):
             options = (self.settings.options
-                       or settings.of_daemon(repo.path))
+                       or host_settings.of_daemon(repo.path))
             try:
                 with maintainer_role.Maintainer(
                         repo, pace.step) as maintainer:

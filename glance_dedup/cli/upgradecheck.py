@@ -9,7 +9,7 @@ import functools
 from glance_dedup.base import exceptions
 from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import settings
+from glance_dedup.cli import host_settings
 
 GLANCE_FILE = '/etc/glance/glance-api.conf'
 
@@ -33,32 +33,32 @@ class UpgradeCheck(command.RepositoryCommand):
             'exists.')
 
     @functools.cached_property
-    def settings(self) -> settings.Settings:
+    def settings(self) -> host_settings.Settings:
         """As of other commands; an invalid option file is a finding."""
         given = argparse.Namespace(**vars(self.app.options))
         try:
-            return settings.find(given)
-        except settings.OtherRepository:
+            return host_settings.find(given)
+        except host_settings.OtherRepository:
             raise
         except common.UsageError:
             if not given.repository:
                 raise
             given.config_file = None
-            return settings.find(given)
+            return host_settings.find(given)
 
     def take_action(self, parsed_args):
         # Imports take longer than a small command, or the help.
-        from glance_dedup.cli import readiness
+        from glance_dedup.cli import upgrade_check
 
         # A repository that this version refuses is a finding, no error.
         with contextlib.suppress(exceptions.RepositoryError):
             self.require_repository()
         dedupd_file = self.app.options.config_file
         if dedupd_file is None:
-            dedupd_file = settings.file_of(self.path)
+            dedupd_file = host_settings.file_of(self.path)
         glance_file = parsed_args.glance_config_file
-        if glance_file is None and not settings.is_missing(GLANCE_FILE):
+        if glance_file is None and not host_settings.is_missing(GLANCE_FILE):
             glance_file = GLANCE_FILE
-        checks = readiness.Checks(
+        checks = upgrade_check.Checks(
             self, self.path, self.status, dedupd_file, glance_file)
-        self.app.status = readiness.show(checks, parsed_args.json)
+        self.app.status = upgrade_check.show(checks, parsed_args.json)

@@ -50,7 +50,7 @@ def cloud():
 def tier(cloud):
     """What the command moved, as it says itself."""
     result = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--socket',
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--socket',
          cloud.services['dedupd'].socket, 'task', 'tier', '--all'],
         cwd=disk.TOP, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=LIMIT)

@@ -214,7 +214,7 @@ def test_killed(cloud, user, name):
 def delete_orphan(cloud, image_id):
     """As the operator does; whether it was one."""
     result = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
          cloud.repository, 'glance', 'orphans', '--delete', '--older-than',
          '0s', '--os-cloud', 'admin', '-f', 'json', image_id],
         capture_output=True, text=True, timeout=LIMIT,

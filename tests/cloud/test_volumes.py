@@ -11,7 +11,7 @@ import json
 import pytest
 import yaml
 
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from tests.cloud import boot
 from tests.cloud import disk
 from tests.cloud import test_libvirt
@@ -42,7 +42,7 @@ def run(cloud, monkeypatch, capfd, tmp_path):
 
     def run(*arguments):
         capfd.readouterr()
-        status = main.main([
+        status = entry.main([
             '--repository', cloud.repository, '--filter-dir',
             str(tmp_path / 'filter'), '--socket', '', *arguments,
             '-f', 'json'])

@@ -22,7 +22,7 @@ from dedupd.tasks import shareindex
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.client import client_errors
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
@@ -135,9 +135,9 @@ def command(world, *words):
     """A command of the program, in this process; returns its status."""
     with contextlib.redirect_stdout(io.StringIO()), (
             contextlib.redirect_stderr(io.StringIO())) as said:
-        status = main.main(['--repository', str(world.path), '--socket', '',
-                            '--filter-dir', str(world.path.parent / 'filter'),
-                            *words])
+        status = entry.main(['--repository', str(world.path), '--socket', '',
+                             '--filter-dir', str(world.path.parent / 'filter'),
+                             *words])
     assert status in (0, 1, 2), (words, status, said.getvalue())
     assert 'Traceback' not in said.getvalue(), said.getvalue()
     assert status == 0 or said.getvalue().strip(), words

@@ -360,10 +360,10 @@ def _arrive(path, state):
 
 def _cli(*arguments):
     def work(path, state):
-        from glance_dedup.cli import main
+        from glance_dedup.cli import entry
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = main.main([
+            status = entry.main([
                 '--repository', str(path), '--filter-dir', str(path.parent),
                 '--socket', str(path.parent / 'socket'), *arguments])
         if status > 1:
@@ -728,10 +728,10 @@ def _serve():
     from dedupd.tasks import merger
     from dedupd.tasks import scrubber
     from glance_dedup.check import checker
-    from glance_dedup.cli import main
+    from glance_dedup.cli import entry
     from glance_dedup.driver import dedup_store
     from tests.support import maintenance
-    assert (collector and merger and scrubber and checker and main
+    assert (collector and merger and scrubber and checker and entry
             and dedup_store
             and maintenance)    # imported once for all
     for line in sys.stdin:

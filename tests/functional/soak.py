@@ -183,7 +183,7 @@ class Soak:
         """An operator's command, which may be killed."""
         self.note(f'command {name}, killed after {kill_after}')
         process = subprocess.Popen(
-            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
              str(self.path), '--filter-dir', str(self.path.parent / 'host-0'),
              '--socket', self.daemon.socket, *name.split(), '--config-file',
              str(self.daemon.config)], cwd=daemons.ROOT,

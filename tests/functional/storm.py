@@ -186,7 +186,7 @@ class Worker:
         """As an operator, without the daemon."""
         self.tell(op='read', phase='begin', image=image_id, number=number)
         done = subprocess.run(
-            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
              str(self.path), '--socket', '', 'image', 'get', image_id, '-'],
             cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True,
             timeout=60)

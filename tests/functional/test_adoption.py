@@ -13,7 +13,7 @@ import pytest
 
 from glance_dedup.adoption import orphans
 from glance_dedup.cli import adoption
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.client import glance_api
 from tests.functional import glance_server
 from tests.support import repositories
@@ -84,7 +84,7 @@ class Found:
 def run(place, environment, capfd):
     def run(*arguments):
         capfd.readouterr()
-        status = main.main(
+        status = entry.main(
             ['--repository', str(place / 'dedup1'), '--filter-dir',
              str(place / 'filter'), '--socket', '', *map(str, arguments),
              '-f', 'json'])
@@ -357,7 +357,7 @@ def test_another_upload_of_the_same_id_is_not_deleted(client, run, place,
     with repositories.open_repository(place / 'dedup1') as repo:
         repo.delete(image_id)
         put(place, image_id, b'other')
-        command = adoption.Orphans(main.App(), None)
+        command = adoption.Orphans(entry.App(), None)
         assert command.delete(repo, stat) is False
         assert repo.images() == [image_id]
 

@@ -34,7 +34,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import pacing
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.repository import image_repository
 from tests.support import batches
 from tests.support import maintenance
@@ -346,8 +346,8 @@ def test_new_bytes_are_those_of_the_recipe(cloud, capfd):
     for name, stat in stats.items():
         assert stat.new_bytes == results[name].stored > 0
         assert stat.stored_bytes >= stat.new_bytes      # noise
-    assert main.main(['--repository', str(cloud.path), 'backup', 'list',
-                      '-f', 'value', '-c', 'new_bytes']) == 0
+    assert entry.main(['--repository', str(cloud.path), 'backup', 'list',
+                       '-f', 'value', '-c', 'new_bytes']) == 0
     assert capfd.readouterr().out.split() == [
         str(stats[name].new_bytes) for name in sorted(stats)]
 
@@ -440,11 +440,11 @@ def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
         repo.delete(imageids.backup_id('disk0', cloud.time(0)))
     place = ['--repository', str(cloud.path), 'backup', 'restore', 'disk0',
              str(tmp_path / 'restored')]
-    assert main.main([*place, '--at', '2026-11-20']) == 3
+    assert entry.main([*place, '--at', '2026-11-20']) == 3
     told = capfd.readouterr().err
     assert 'disk0' in told and '2026-11-21' in told, told
     assert not (tmp_path / 'restored').exists()
-    assert main.main(place) == 0
+    assert entry.main(place) == 0
     assert (tmp_path / 'restored').read_bytes() == (
         cloud.disks.directory / 'disk0').read_bytes()
 
@@ -565,7 +565,7 @@ def test_command_that_is_killed(large, monkeypatch, kind):
     _, told = command.communicate(timeout=LIMIT)
     repositories.eventually(lambda: not ranks_in(command.pid), LIMIT)
     if kind != signal.SIGKILL:
-        assert command.returncode == main.INTERRUPTED
+        assert command.returncode == entry.INTERRUPTED
         assert 'glance-dedup: interrupted' in told
         large.require_nothing_left()
     # If only the command is killed, its ranks may complete the round first.

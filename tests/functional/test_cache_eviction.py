@@ -174,7 +174,7 @@ def test_a_lower_limit(storing, cache, model):
 
 def command(cache, *arguments):
     done = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--socket',
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--socket',
          cache.socket, *arguments], cwd=daemons.ROOT, capture_output=True,
         text=True, timeout=daemons.LIMIT)
     assert 'Traceback' not in done.stderr

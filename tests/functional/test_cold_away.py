@@ -30,12 +30,12 @@ pytest_plugins = ['tests.support.object_fixtures']
 AWAY = pytest.mark.parametrize('fault', [503, 404])
 #: The program, with no waits between tries.
 PROGRAM = """
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.objects import object_store
 import sys
 
 object_store.FIRST_WAIT = 0.001
-sys.exit(main.main())
+sys.exit(entry.main())
 """
 
 

@@ -337,10 +337,10 @@ def test_announcements_are_bounded(cold, faults):
 # -- programs -----------------------------------------------------------------
 
 def test_commands_ask_the_daemon(cold, daemon, faults, tmp_path):
-    program = ('import sys; from glance_dedup.cli import main; '
+    program = ('import sys; from glance_dedup.cli import entry; '
                'from glance_dedup.client import slice_client; '
                f'slice_client.ANSWER_SECONDS = {daemons.LIMIT}; '
-               'sys.exit(main.main())')
+               'sys.exit(entry.main())')
     subprocess.run(
         [sys.executable, '-c', program, '--repository', cold.path,
          '--socket', daemon.socket, 'image', 'get', 'one', tmp_path / 'out'],
@@ -362,7 +362,7 @@ def test_what_a_command_fetched(cold, faults, tmp_path):
     """It says so, and where the bytes are."""
     def run(*arguments):
         return json.loads(subprocess.run(
-            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
              cold.path, '--socket', '', *arguments, '-f', 'json'],
             cwd=daemons.ROOT, check=True, timeout=60, capture_output=True,
             env={**os.environ,

@@ -141,7 +141,7 @@ def test_by_way_of_the_daemon(cold, daemon, faults, tmp_path):
         figures = repo.slices.figures
     assert figures.gets == 0
     done = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
          cold.path, '--socket', daemon.socket, '--filter-dir',
          cold.filter_dir, 'image', 'get', 'one', tmp_path / 'got'],
         cwd=daemons.ROOT, capture_output=True, text=True, timeout=120)

@@ -65,7 +65,7 @@ class Host:
         self.credentials = directory / 'cold.conf'
         self._replaced = {
             'sudo -u glance ': '', ENDPOINT: endpoint,
-            'glance-dedup ': f'{sys.executable} -m glance_dedup.cli.main ',
+            'glance-dedup ': f'{sys.executable} -m glance_dedup.cli.entry ',
             'AKIAEXAMPLE': server.key, 'the secret': server.secret}
 
     def replace(self, old, new):

@@ -90,9 +90,9 @@ class Site:
         result = subprocess.run(
             ['bash', '-c', text.replace(
                 'glance-dedup --', f'{sys.executable} -m '
-                'glance_dedup.cli.main --').replace(
+                'glance_dedup.cli.entry --').replace(
                     'glance-dedup repository', f'{sys.executable} -m '
-                    'glance_dedup.cli.main repository')],
+                    'glance_dedup.cli.entry repository')],
             capture_output=True, text=True, timeout=LIMIT,
             cwd=documents.TOP, env={
                 **os.environ, 'GLANCE_DEDUP_SOCKET': self.daemon.socket,

@@ -173,7 +173,7 @@ def test_who_only_reads_does_not_deny_damage(tmp_path):
             assert shown['damaged'] is damaged
             # The command asks the same daemon.
             done = subprocess.run(
-                [sys.executable, '-m', 'glance_dedup.cli.main',
+                [sys.executable, '-m', 'glance_dedup.cli.entry',
                  '--repository', path, '--socket', daemon.socket,
                  'image', 'list', '-f', 'json'],
                 capture_output=True, text=True, timeout=60)

@@ -16,7 +16,7 @@ from dedupd.tasks import scrubber
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.maintenance import maintainer_role
 from tests.functional import test_power_loss
 from tests.support import disks
@@ -48,7 +48,7 @@ def command(tmp_path_factory):
                      'task collect'):
             # Not in this process, whose log they would quieten.
             subprocess.run(
-                [sys.executable, '-m', 'glance_dedup.cli.main', *command,
+                [sys.executable, '-m', 'glance_dedup.cli.entry', *command,
                  *line.split()], check=True, capture_output=True, timeout=60,
                 cwd=TOP)
         fail(root)
@@ -67,7 +67,7 @@ def command(tmp_path_factory):
     'volume list', 'volume create v 1M', 'volume delete v',
     'glance export /tmp --all'])
 def test_commands_say_what_the_system_says(command, capfd, line):
-    status = main.main([*command, *line.split()])
+    status = entry.main([*command, *line.split()])
     told = ''.join(capfd.readouterr())
     assert 'Input/output error' in ' '.join(told.replace('|', ' ').split())
     # The check shows the error as a check that failed.

@@ -59,7 +59,7 @@ def test_a_cache_without_room(tmp_path, kind, what):
 def command(path, *arguments):
     """The command line; its status, output and errors."""
     done = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository', path,
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository', path,
          *arguments], cwd=daemons.ROOT, capture_output=True, text=True,
         timeout=120)
     assert 'Traceback' not in done.stderr

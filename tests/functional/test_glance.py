@@ -505,7 +505,7 @@ def test_a_disk_whose_reserve_is_reached(server, client, new, small_disk):
         assert client.download(there) == data
         client.delete(there)
         subprocess.run(
-            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
              path, '--socket', '', 'task', 'collect'], check=True, timeout=120,
             capture_output=True)
         client.upload(refused, b'small', store='small')

@@ -609,7 +609,7 @@ def test_directory_without_locks_is_refused(tmp_path, locks, words):
         assert f'fuse on {host.root}' in str(caught.value)
         left = sorted(os.listdir(path))
         shown = subprocess.run(
-            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
              path, 'image', 'list'], capture_output=True, text=True,
             cwd=daemons.ROOT, stdin=subprocess.DEVNULL, timeout=LIMIT)
         assert shown.returncode == 3 and words in shown.stderr

@@ -220,7 +220,7 @@ def test_volume_that_another_host_serves(hosts):
             shared(hosts[1]), pathlib.Path(hosts[1].directory)) as server:
         server.start()
         done = subprocess.run(
-            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
              shared(hosts[0]), 'volume', 'snapshot', 'disk', 'snapshot'],
             cwd=daemons.ROOT, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 11

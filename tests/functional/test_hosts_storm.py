@@ -70,7 +70,7 @@ class Storm(test_hosts.Cluster):
             contents = storm.judge_end(repo, uploads)
             left = storm.survivors(uploads, repo)
         done = subprocess.run(
-            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
              path, 'repository', 'check'], cwd=daemons.ROOT,
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=test_hosts.LIMIT)

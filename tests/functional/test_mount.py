@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs('fuse')]
 BLOCK = 4096
 MIB = 1 << 20
 LIMIT = 60
-MAIN = 'import sys; from glance_dedup.cli import main; sys.exit(main.main())'
+MAIN = 'import sys; from glance_dedup.cli import entry; sys.exit(entry.main())'
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.client import glance_api
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
@@ -68,7 +68,7 @@ def run(place, server, monkeypatch, capfd):
     def run(*arguments, token='register'):
         monkeypatch.setenv('OS_TOKEN', token)
         capfd.readouterr()
-        status = main.main(command(place, *arguments))
+        status = entry.main(command(place, *arguments))
         out, err = capfd.readouterr()
         return status, json.loads(out) if out else None, err
     return run
@@ -333,7 +333,7 @@ def child(arguments, step, log, owner=glance_api.Glance):
         real(*args, **kwargs)
         os.kill(os.getpid(), signal.SIGKILL)
     setattr(owner, step, killed)
-    main.main(arguments)
+    entry.main(arguments)
 
 
 @pytest.mark.parametrize('step', ['create', 'add_data'])
@@ -365,7 +365,7 @@ def test_images_are_listed_with_their_names(client, run, place, capfd):
     assert status == 0, err
     names = {row['image_id']: row['name'] for row in found}
     assert names[named] == hostile
-    assert main.main(command(place, 'image', 'list', '--names')[:-2]) == 0
+    assert entry.main(command(place, 'image', 'list', '--names')[:-2]) == 0
     table, _ = capfd.readouterr()
     assert 'server' in table and '\x1b' not in table
     assert names[nameless] is None and names[unknown] is None

@@ -642,7 +642,7 @@ def test_swift(tmp_path):
 
 def run(*arguments, status=0):
     found = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', *map(str, arguments)],
+        [sys.executable, '-m', 'glance_dedup.cli.entry', *map(str, arguments)],
         cwd=documents.TOP, timeout=120, capture_output=True, text=True,
         env={**os.environ, 'GLANCE_DEDUP_SOCKET': ''})
     assert found.returncode == status, found.stderr

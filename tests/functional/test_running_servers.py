@@ -27,7 +27,7 @@ from glance_dedup.backup import checkpoints
 from glance_dedup.backup import servers
 from glance_dedup.backup import views
 from glance_dedup.base import imageids
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.client import nbd_reader
 from glance_dedup.repository import image_repository
 from tests.cloud import cloud as cloud_module
@@ -773,8 +773,8 @@ def test_three_nights_of_three_guests(libvirt, short_path, capfd):
 
     def command(*words):
         capfd.readouterr()
-        status = main.main(['--repository', str(path), 'backup',
-                            *map(str, words), '-f', 'json'])
+        status = entry.main(['--repository', str(path), 'backup',
+                             *map(str, words), '-f', 'json'])
         out, err = capfd.readouterr()
         assert status == 0, err
         return json.loads(out)

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from glance_dedup.cli import backup
-from glance_dedup.cli import main
+from glance_dedup.cli import backup_commands
+from glance_dedup.cli import entry
 from tests.support import documents
 from tests.support import repositories
 from tests.support.repositories import noise
@@ -55,7 +55,7 @@ def test_the_page_s_commands(repo, tmp_path, monkeypatch, capfd):
             run_in_shell(text, tmp_path / 'bin')
             assert (tmp_path / 'web1.raw').read_bytes() == noise(8192, 2)
         else:
-            assert main.main(words) == 0, (text, capfd.readouterr().err)
+            assert entry.main(words) == 0, (text, capfd.readouterr().err)
     newest, noon, monday = (
         (tmp_path / name).read_bytes() for name in (
             'web1.raw', 'noon.raw', 'monday.raw'))
@@ -70,7 +70,7 @@ def run_in_shell(text, place):
     place.mkdir()
     for name, command in (
             ('glance-dedup',
-             f'exec {sys.executable} -m glance_dedup.cli.main "$@"'),
+             f'exec {sys.executable} -m glance_dedup.cli.entry "$@"'),
             ('ssh', 'shift; exec sh -c "$*"')):
         script = place / name
         script.write_text(f'#!/bin/sh\n{command}\n')
@@ -95,7 +95,7 @@ def test_the_units_run_what_the_commands_take():
         re.MULTILINE)
     assert found == [('Start', 'run', 'RUN'), ('StopPost', 'prune', 'PRUNE')]
     assert set(settings()) == {'RUN', 'PRUNE'}
-    parser = backup.Prune(None, None).get_parser('backup prune')
+    parser = backup_commands.Prune(None, None).get_parser('backup prune')
     args = parser.parse_args(settings()['PRUNE'].split())
     assert (args.keep_daily, args.keep_weekly, args.keep_monthly) == (7, 4, 12)
     text = PAGE.read_text()

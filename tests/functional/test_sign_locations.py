@@ -7,7 +7,7 @@ import json
 import pytest
 
 from glance_dedup.base import signingkeys
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from tests.functional import glance_server
 from tests.functional import test_adoption
 from tests.support import repositories
@@ -52,8 +52,8 @@ def results(found, status=0):
 
 def rekey(place, *arguments, status=0):
     """Change the key, as another process than the one that serves Glance."""
-    assert main.main(['--repository', str(place / 'dedup1'), '--socket', '',
-                      'repository', 'rekey', *arguments]) == status
+    assert entry.main(['--repository', str(place / 'dedup1'), '--socket', '',
+                       'repository', 'rekey', *arguments]) == status
 
 
 def add_location(client, image_id, url, expect=(200,)):

@@ -18,7 +18,7 @@ import uuid
 
 import pytest
 
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.client import glance_api
 from glance_dedup.transfer import image_sending
 from glance_dedup.transfer import progress_file
@@ -69,7 +69,7 @@ def run(sites, monkeypatch, capfd):
 
     def run(*arguments, **options):
         capfd.readouterr()
-        status = main.main(command(sites, *arguments, **options))
+        status = entry.main(command(sites, *arguments, **options))
         return Found(status, *capfd.readouterr())
     return run
 
@@ -403,7 +403,7 @@ def child(arguments, environment, step, log):
             real(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
         setattr(place, name, killed)
-    sys.exit(main.main(arguments))
+    sys.exit(entry.main(arguments))
 
 
 def start(sites, step, log, *arguments, **options):

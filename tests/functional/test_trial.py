@@ -243,7 +243,7 @@ def test_few_links_to_one_file(tmp_path, monkeypatch):
 
 def command(host, *arguments):
     return subprocess.Popen(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
          str(host.root / 'repository'), 'repository', 'test-filesystem',
          *arguments], cwd=daemons.ROOT, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

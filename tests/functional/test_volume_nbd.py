@@ -492,7 +492,7 @@ def test_garbage(server):
 
 def command(repository, *arguments, **environment):
     done = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
          repository, 'volume', 'serve', *map(str, arguments)],
         cwd=daemons.ROOT, env={
             **os.environ, 'PYTHONPATH': str(daemons.ROOT), **environment},
@@ -800,7 +800,7 @@ def test_a_version_that_aborts_gets_one_thread(repository, tmp_path, version,
                        f'echo version={version}\nelse echo "$2"; fi\n')
     program.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+        [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
          repository, '--filter-dir', tmp_path / 'filter', 'volume', 'serve',
          'disk', '--nbd-socket', tmp_path / 's'], cwd=daemons.ROOT,
         env={**os.environ, 'PATH': f'{program.parent}:{os.environ["PATH"]}'},

@@ -22,7 +22,7 @@ import xxhash
 from dedupd import rpc
 from dedupd.serve import incoming_replicas
 from glance_dedup.base import exceptions
-from glance_dedup.cli import main as cli_main
+from glance_dedup.cli import entry
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.client import wire
@@ -347,8 +347,8 @@ def test_any_image_id_on_the_command_line(at_length, fresh, tmp_path, capfd):
     def run(image_id, command):
         extra = [str(tmp_path / 'out')] if command == 'get' else []
         try:
-            return cli_main.main(['--repository', str(fresh), 'image', command,
-                                  '--', image_id, *extra])
+            return entry.main(['--repository', str(fresh), 'image', command,
+                               '--', image_id, *extra])
         except SystemExit as e:  # of the parser's
             return e.code
 

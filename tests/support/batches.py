@@ -92,7 +92,7 @@ class Cloud:
     def command(self, *arguments, **options):
         """The command line of `backup run` for all disks."""
         return [
-            sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
             str(self.path), 'backup', 'run', '--local',
             str(self.settings.ranks), '--disk-format', 'raw',
             *(word for name in ('state', 'spool', 'scratch') for word in (

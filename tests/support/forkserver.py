@@ -47,7 +47,7 @@ import threading
 import time
 import warnings
 
-PROGRAMS = ('dedupd.main', 'glance_dedup.cli.main', 'tests.functional.storm')
+PROGRAMS = ('dedupd.main', 'glance_dedup.cli.entry', 'tests.functional.storm')
 #: Scripts of the environment, and modules that they import at some time.
 SCRIPTS = {
     'uwsgi': (
@@ -222,8 +222,8 @@ def _import_all(family):
     if family == 'ours':
         for name in PROGRAMS:
             importlib.import_module(name)
-        from glance_dedup.cli import main
-        for value in main.COMMANDS.values():
+        from glance_dedup.cli import entry
+        for value in entry.COMMANDS.values():
             importlib.import_module(value.partition(':')[0])
     else:
         for name in SCRIPTS[family]:

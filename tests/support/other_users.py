@@ -16,7 +16,7 @@ import sys
 from dedupd.tasks import collector
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
-from glance_dedup.cli import main as cli
+from glance_dedup.cli import entry
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 from tests.support import daemons
@@ -66,7 +66,8 @@ def require_it(path):
 
 def command_line(path):
     """The command's own words go to stderr."""
-    status = cli.main(['--repository', path, '--socket', '', 'image', 'list'])
+    status = entry.main(['--repository', path, '--socket', '', 'image',
+                         'list'])
     assert status == 0, f'exit status {status}'
 
 

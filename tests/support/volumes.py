@@ -75,7 +75,7 @@ class Server:
         self.control = volume_control.VolumeControl(
             str(repository), name, timeout=60)
         self.process = None
-        self._program = f'{before}\nfrom glance_dedup.cli import main\n' + (
+        self._program = f'{before}\nfrom glance_dedup.cli import entry\n' + (
             'raise SystemExit(main.main())')
         self._environment = {
             **os.environ, 'PYTHONPATH': str(daemons.ROOT), **environment,

@@ -12,7 +12,7 @@ import pytest
 
 from dedupd import main as daemon
 from glance_dedup.base import package_version
-from glance_dedup.cli import main as cli
+from glance_dedup.cli import entry
 from tests.support import daemons
 from tests.support import repositories
 
@@ -20,7 +20,7 @@ TOP = pathlib.Path(__file__).resolve().parents[3]
 VERSION = importlib.metadata.version('glance-dedup')
 
 
-@pytest.mark.parametrize('run', (cli.main, daemon.main))
+@pytest.mark.parametrize('run', (entry.main, daemon.main))
 def test_programs(run, capsys):
     try:
         run(['--version'])

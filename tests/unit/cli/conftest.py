@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from glance_dedup.cli import common
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 
 LIBC = ctypes.CDLL(None)
 TOP = pathlib.Path(__file__).resolve().parents[3]
@@ -75,12 +75,12 @@ class Cli:
 
     def __call__(self, *arguments) -> Result:
         self.capfd.readouterr()
-        status = main.main([*self.options, *map(str, arguments)])
+        status = entry.main([*self.options, *map(str, arguments)])
         out, err = self.capfd.readouterr()
         return Result(status, out, err)
 
     def command(self, *arguments) -> list[str]:
-        return [sys.executable, '-m', 'glance_dedup.cli.main',
+        return [sys.executable, '-m', 'glance_dedup.cli.entry',
                 *self.options, *map(str, arguments)]
 
     def environment(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ import pytest
 from glance_dedup.base import hashes
 from glance_dedup.base import inputs
 from glance_dedup.cli import command
-from glance_dedup.cli import glance
+from glance_dedup.cli import glance_access
 from glance_dedup.client import glance_api
 from tests.support import disks
 from tests.support import repositories
@@ -425,7 +425,7 @@ def test_verify_asks_glance(created, files, monkeypatch):
                                 frozenset(), 'sha256', value, None)
 
     monkeypatch.setenv('OS_CLOUD', 'a')
-    monkeypatch.setattr(glance, 'connect', lambda cloud, url: None)
+    monkeypatch.setattr(glance_access, 'connect', lambda cloud, url: None)
     monkeypatch.setattr(
         command.RepositoryCommand, 'images_of', lambda self, glance: {
             name_of(0): image(0, right), name_of(1): image(1, 'ab' * 32)})

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from glance_dedup.cli import completion
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 
 LIMIT = 60
 
@@ -34,7 +34,7 @@ def proposed(cli, *words):
 
 def test_commands(cli):
     assert proposed(cli, '') == sorted(
-        {name.split()[0] for name in main.COMMANDS})
+        {name.split()[0] for name in entry.COMMANDS})
     assert proposed(cli, 'im') == ['image']
     assert proposed(cli, 'index', '') == ['rebuild', 'remove', 'show']
     assert proposed(cli, 'help', 'index', 're') == ['rebuild', 'remove']
@@ -93,7 +93,7 @@ def place(filled, tmp_path):
     program = tmp_path / 'bin' / 'glance-dedup'
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\nexec {sys.executable} -m glance_dedup.cli.main "$@"\n')
+        f'#!/bin/sh\nexec {sys.executable} -m glance_dedup.cli.entry "$@"\n')
     program.chmod(0o755)
     return {**filled.environment(), 'HOME': str(tmp_path), 'TERM': 'dumb',
             'PATH': f'{program.parent}:{os.environ["PATH"]}',

@@ -15,9 +15,9 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import registry
 from glance_dedup.base import pacing
+from glance_dedup.cli import host_settings
 from glance_dedup.cli import maintenance
-from glance_dedup.cli import progress
-from glance_dedup.cli import settings
+from glance_dedup.cli import progress_bar
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 from tests.support import daemons
@@ -432,7 +432,7 @@ def test_the_daemons_options_hold_here_too(filled, tmp_path, monkeypatch):
 
     monkeypatch.setattr(collector, 'run_once', run_once)
     file = tmp_path / 'conf'
-    monkeypatch.setattr(settings, 'CONFIG_FILE', str(file))
+    monkeypatch.setattr(host_settings, 'CONFIG_FILE', str(file))
     result = filled('task', 'collect')
     assert result.status == 0, result.err
     file.write_text('[dedupd]\ncollect_live_share = 77\n'
@@ -458,7 +458,7 @@ def test_an_interrupt_stops_between_steps(filled, number):
     code = """if True:
         import os, signal, sys
         from dedupd.tasks import scrubber
-        from glance_dedup.cli import main
+        from glance_dedup.cli import entry
         def run_once(maintainer, pace, **options):
             pace.step(1, 3, 'the first')
             os.kill(os.getpid(), number)
@@ -467,7 +467,7 @@ def test_an_interrupt_stops_between_steps(filled, number):
             print('not reached', flush=True)
         scrubber.run_once = run_once
         number = int(sys.argv.pop(1))
-        sys.exit(main.main())
+        sys.exit(entry.main())
         """
     found = subprocess.run(
         [conftest.sys.executable, '-c', code, str(int(number)),
@@ -494,7 +494,7 @@ def test_a_second_interrupt_ends_it(filled):
 
 def test_progress(filled, daemon, monkeypatch):
     """The daemon's is shown as one's own."""
-    monkeypatch.setitem(progress.Progress.INTERVAL, False, 0)
+    monkeypatch.setitem(progress_bar.Progress.INTERVAL, False, 0)
     statuses = iter([
         {'state': 'running', 'done': 3, 'total': 9, 'what': 'group 5',
          'finished': 0, 'last': None},

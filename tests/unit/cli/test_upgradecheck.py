@@ -9,7 +9,7 @@ import pytest
 
 from glance_dedup.base import files
 from glance_dedup.base import package_version
-from glance_dedup.cli import settings
+from glance_dedup.cli import host_settings
 from glance_dedup.cli import upgradecheck
 from glance_dedup.maintenance import host_notes
 from glance_dedup.maintenance import live_hosts
@@ -30,8 +30,8 @@ dedup_store_index = {index}
 
 @pytest.fixture(autouse=True)
 def no_files_of_this_machine(monkeypatch, tmp_path):
-    for module, name in (settings, 'CONFIG_FILE'), (upgradecheck,
-                                                    'GLANCE_FILE'):
+    for module, name in (host_settings, 'CONFIG_FILE'), (upgradecheck,
+                                                         'GLANCE_FILE'):
         monkeypatch.setattr(module, name, str(tmp_path / name))
 
 
@@ -168,7 +168,7 @@ def test_options_of_another_repository(created, tmp_path, monkeypatch):
     created('--config-file', file, 'upgrade', 'check').refused(
         f'{file} is for the repository {tmp_path}/b', str(created.path),
         'GLANCE_DEDUP_REPOSITORY')
-    monkeypatch.setattr(settings, 'CONFIG_FILE', str(file))
+    monkeypatch.setattr(host_settings, 'CONFIG_FILE', str(file))
     assert check(created)[1]['Options of dedupd'] == (
         SUCCESS, f'{file} does not exist, or is for another repository.')
     file.write_text(f'[dedupd]\ndatadir = {created.path}\nread_thread = 3\n')
@@ -192,8 +192,8 @@ def test_a_path_with_a_nul_is_a_failure(created, tmp_path):
 def test_files_that_cannot_be_looked_at(created, tmp_path, monkeypatch):
     """Nobody knows that they are not there."""
     # The system refuses a name that is too long, also if root asks.
-    for module, name in (settings, 'CONFIG_FILE'), (upgradecheck,
-                                                    'GLANCE_FILE'):
+    for module, name in (host_settings, 'CONFIG_FILE'), (upgradecheck,
+                                                         'GLANCE_FILE'):
         monkeypatch.setattr(module, name, f'{tmp_path}/{"x" * 300}')
     found = check(created)[1]
     assert found['Options of dedupd'][0] == FAILURE

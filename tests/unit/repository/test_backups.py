@@ -22,7 +22,7 @@ from glance_dedup.base import locations
 from glance_dedup.base import thread_pool
 from glance_dedup.check import checker
 from glance_dedup.check import ondisk
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup import mount
 from glance_dedup.repository import openvolumes
 from tests.support import maintenance
@@ -59,7 +59,7 @@ def backup(repo):
 def command(path, tmp_path, capfd):
     def run(*arguments):
         capfd.readouterr()
-        status = main.main([
+        status = entry.main([
             '--repository', str(path), '--filter-dir',
             str(tmp_path / 'filter'), '--socket', str(tmp_path / 'none'),
             *arguments])

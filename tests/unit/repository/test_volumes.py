@@ -29,7 +29,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import pacing
 from glance_dedup.base import thread_pool
 from glance_dedup.check import ondisk
-from glance_dedup.cli import main
+from glance_dedup.cli import entry
 from glance_dedup.maintenance import block_addresses
 from glance_dedup import mount
 from glance_dedup.repository import openvolumes
@@ -273,7 +273,7 @@ def test_what_no_volume_has_can_be_deleted(repo, volume, part):
 def command(path, tmp_path, capfd):
     def run(*arguments):
         capfd.readouterr()
-        status = main.main([
+        status = entry.main([
             '--repository', str(path), '--filter-dir',
             str(tmp_path / 'filter'), '--socket', str(tmp_path / 'none'),
             *arguments])

@@ -19,8 +19,8 @@ from glance_dedup.base import scopes
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying
-from glance_dedup.cli import glance as glance_module
-from glance_dedup.cli import known
+from glance_dedup.cli import glance_access
+from glance_dedup.cli import image_facts
 from glance_dedup.cli import targets
 
 #: Hashes of which the user may give a value.
@@ -312,7 +312,7 @@ class Known(command.RepositoryCommand):
         The caller has listed `image_ids` just now. Images that were deleted
         since are left out, because the figures are looked up later.
         """
-        figures, damaged = known.known_images(
+        figures, damaged = image_facts.known_images(
             repo, self.healthy_daemon(), self.status)
         for image_id in image_ids:
             found = figures(image_id)
@@ -348,7 +348,7 @@ class List(Known, lister.Lister):
     """
 
     def add_arguments(self, parser):
-        glance_module.add_names(parser)
+        glance_access.add_names(parser)
 
     def take_action(self, parsed_args):
         with self.open() as repo:
@@ -358,7 +358,7 @@ class List(Known, lister.Lister):
                    'damaged']
         if parsed_args.names:
             known_there = self.images_of(
-                glance_module.connect(parsed_args.os_cloud))
+                glance_access.connect(parsed_args.os_cloud))
             for row in rows:
                 row['name'] = getattr(known_there.get(row['image_id']),
                                       'name', None)
@@ -371,7 +371,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
 
     def add_arguments(self, parser):
         parser.add_argument('id', metavar='ID')
-        glance_module.add_names(parser)
+        glance_access.add_names(parser)
 
     def take_action(self, parsed_args):
         with self.open() as repo:
@@ -381,12 +381,12 @@ class Show(command.RepositoryCommand, show.ShowOne):
             self.healthy_daemon()
             fields: dict[str, object] = {}
             if parsed_args.names:
-                there = glance_module.connect(parsed_args.os_cloud).find(
+                there = glance_access.connect(parsed_args.os_cloud).find(
                     parsed_args.id)
                 fields['name'] = None if there is None else there.name
             common.add_stat(fields, found)
             fields['damaged'] = _damaged(
-                parsed_args.id, known.damaged_images(repo, self.status))
+                parsed_args.id, image_facts.damaged_images(repo, self.status))
             return common.shown(fields)
 
 

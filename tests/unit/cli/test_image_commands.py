@@ -327,8 +327,8 @@ def test_list_with_damage_and_unknown_names(stored):
 
 
 def test_progress_of_long_work(stored, content, monkeypatch):
-    from glance_dedup.cli import progress
-    monkeypatch.setattr(progress.Progress, 'INTERVAL',
+    from glance_dedup.cli import progress_bar
+    monkeypatch.setattr(progress_bar.Progress, 'INTERVAL',
                         {True: 0, False: 0})
     size = content.stat().st_size
     result = stored('image', 'put', 'two', content)

@@ -10,7 +10,7 @@ from cliff import show
 
 from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import index
+from glance_dedup.cli import index_commands
 
 
 class Create(command.RepositoryCommand, show.ShowOne):
@@ -101,7 +101,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
             fields['accepted_keys'] = len(repo.read_keys().accepted)
             fields['groups'] = groups
             fields['group_bytes'] = common.Size(group_bytes)
-            fields.update(index.fields_of(repo))
+            fields.update(index_commands.fields_of(repo))
         return common.shown(fields)
 
     def _sums(self, repo, group_bytes) -> dict:

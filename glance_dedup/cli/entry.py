@@ -26,7 +26,7 @@ from cliff import lister
 from glance_dedup.base import endings
 from glance_dedup.base import package_version
 from glance_dedup.cli import common
-from glance_dedup.cli import settings
+from glance_dedup.cli import host_settings
 
 #: The commands, by the heading under which ``--help`` lists them. Except for
 #: the general ones, each is a noun and a verb, and a noun has one heading.
@@ -38,27 +38,27 @@ GROUPS = {
         'help': 'glance_dedup.cli.help:Help',
     },
     'The repository': {
-        'repository create': 'glance_dedup.cli.repository:Create',
-        'repository show': 'glance_dedup.cli.repository:Show',
-        'repository space': 'glance_dedup.cli.repository:Space',
-        'repository check': 'glance_dedup.cli.repository:Check',
+        'repository create': 'glance_dedup.cli.repository_commands:Create',
+        'repository show': 'glance_dedup.cli.repository_commands:Show',
+        'repository space': 'glance_dedup.cli.repository_commands:Space',
+        'repository check': 'glance_dedup.cli.repository_commands:Check',
         'repository rebuild-catalog':
         'glance_dedup.cli.maintenance:RebuildCatalog',
-        'repository rekey': 'glance_dedup.cli.repository:Rekey',
+        'repository rekey': 'glance_dedup.cli.repository_commands:Rekey',
         'repository backup-metadata': 'glance_dedup.cli.cold:BackupMetadata',
         'repository restore': 'glance_dedup.cli.cold:Restore',
         'repository test-filesystem':
         'glance_dedup.cli.sharing:TestFilesystem',
     },
     'Images': {
-        'image put': 'glance_dedup.cli.image:Put',
-        'image get': 'glance_dedup.cli.image:Get',
-        'image copy': 'glance_dedup.cli.image:Copy',
-        'image delete': 'glance_dedup.cli.image:Delete',
-        'image list': 'glance_dedup.cli.image:List',
-        'image show': 'glance_dedup.cli.image:Show',
+        'image put': 'glance_dedup.cli.image_commands:Put',
+        'image get': 'glance_dedup.cli.image_commands:Get',
+        'image copy': 'glance_dedup.cli.image_commands:Copy',
+        'image delete': 'glance_dedup.cli.image_commands:Delete',
+        'image list': 'glance_dedup.cli.image_commands:List',
+        'image show': 'glance_dedup.cli.image_commands:Show',
         'image mount': 'glance_dedup.cli.mount:Mount',
-        'image pull': 'glance_dedup.cli.image:Pull',
+        'image pull': 'glance_dedup.cli.image_commands:Pull',
         'image replicate': 'glance_dedup.cli.replication:Replicate',
         'image verify': 'glance_dedup.cli.adoption:Verify',
         'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
@@ -81,23 +81,23 @@ GROUPS = {
         'task evict': 'glance_dedup.cli.maintenance:Evict',
     },
     'Volumes': {
-        'volume create': 'glance_dedup.cli.volume:Create',
-        'volume clone': 'glance_dedup.cli.volume:Clone',
-        'volume snapshot': 'glance_dedup.cli.volume:Snapshot',
-        'volume rollback': 'glance_dedup.cli.volume:Rollback',
-        'volume rename': 'glance_dedup.cli.volume:Rename',
-        'volume list': 'glance_dedup.cli.volume:List',
-        'volume show': 'glance_dedup.cli.volume:Show',
-        'volume resize': 'glance_dedup.cli.volume:Resize',
-        'volume delete': 'glance_dedup.cli.volume:Delete',
+        'volume create': 'glance_dedup.cli.volume_commands:Create',
+        'volume clone': 'glance_dedup.cli.volume_commands:Clone',
+        'volume snapshot': 'glance_dedup.cli.volume_commands:Snapshot',
+        'volume rollback': 'glance_dedup.cli.volume_commands:Rollback',
+        'volume rename': 'glance_dedup.cli.volume_commands:Rename',
+        'volume list': 'glance_dedup.cli.volume_commands:List',
+        'volume show': 'glance_dedup.cli.volume_commands:Show',
+        'volume resize': 'glance_dedup.cli.volume_commands:Resize',
+        'volume delete': 'glance_dedup.cli.volume_commands:Delete',
         'volume serve': 'glance_dedup.cli.volumeserve:Serve',
     },
     'Backups of servers and disks': {
         'backup run': 'glance_dedup.cli.batch:Run',
         'backup plan': 'glance_dedup.cli.batch:Plan',
-        'backup list': 'glance_dedup.cli.backup:List',
-        'backup restore': 'glance_dedup.cli.backup:Restore',
-        'backup prune': 'glance_dedup.cli.backup:Prune',
+        'backup list': 'glance_dedup.cli.backup_commands:List',
+        'backup restore': 'glance_dedup.cli.backup_commands:Restore',
+        'backup prune': 'glance_dedup.cli.backup_commands:Prune',
     },
     'Projects': {
         'project list': 'glance_dedup.cli.project:List',
@@ -105,9 +105,9 @@ GROUPS = {
         'project count': 'glance_dedup.cli.project:Count',
     },
     'The index of duplicates on this host': {
-        'index show': 'glance_dedup.cli.index:Show',
-        'index rebuild': 'glance_dedup.cli.index:Rebuild',
-        'index remove': 'glance_dedup.cli.index:Remove',
+        'index show': 'glance_dedup.cli.index_commands:Show',
+        'index rebuild': 'glance_dedup.cli.index_commands:Rebuild',
+        'index remove': 'glance_dedup.cli.index_commands:Remove',
     },
     'The object store of cold groups': {
         'object-store attach': 'glance_dedup.cli.cold:Attach',
@@ -153,7 +153,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         '--config-file', metavar='FILE',
         help="The daemon's option file, which says where the repository, the "
         'filter and the socket are. The default is '
-        f'{settings.CONFIG_FILE}, unless --repository or --socket is given.')
+        f'{host_settings.CONFIG_FILE}, unless --repository or --socket is '
+        'given.')
     add('repository', "The repository's directory.", metavar='DIR')
     add('filter-dir', 'Directory of the fingerprint filter: the value of '
         "Glance's dedup_store_filter_dir, if that is set. Without it, it is "
@@ -162,7 +163,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add('index', "What finds duplicates: the value of Glance's "
         "dedup_store_index. 'volume serve' may have another, also inram or "
         'leveldb, which are of no use to other commands. Without it, it is '
-        'that of the option file, or filter.', choices=settings.INDEXES)
+        'that of the option file, or filter.', choices=host_settings.INDEXES)
     add('index-dir', "Directory of an index on a disk: the value of Glance's "
         'dedup_store_index_dir. Without it, it is that of the option file.',
         metavar='DIR')
@@ -172,7 +173,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=common.size_in_mib, metavar='SIZE')
     add('socket', 'Unix socket of the daemon, which is used if it serves the '
         'repository; empty: use no daemon. Without it, it is that of the '
-        f'option file, or {settings.SOCKET}.', metavar='PATH')
+        f'option file, or {host_settings.SOCKET}.', metavar='PATH')
 
 
 class _OutputError(Exception):

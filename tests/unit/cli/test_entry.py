@@ -12,8 +12,8 @@ import pytest
 from glance_dedup.base import exceptions
 from glance_dedup.base import package_version
 from glance_dedup.cli import common
-from glance_dedup.cli import main
-from glance_dedup.cli import repository as repository_commands
+from glance_dedup.cli import entry
+from glance_dedup.cli import repository_commands
 from glance_dedup.client import client_errors
 from tests.support import repositories
 
@@ -24,14 +24,14 @@ from tests.support import repositories
 def test_start_imports_only_what_the_command_needs(cli, line):
     """Imports are most of the time that a small command takes."""
     cli.program('repository', 'create')
-    script = ('import sys; from glance_dedup.cli import main; '
-              'main.main(sys.argv[1:]); '
+    script = ('import sys; from glance_dedup.cli import entry; '
+              'entry.main(sys.argv[1:]); '
               'print(*sorted(sys.modules), file=sys.stderr)')
     found = subprocess.run(
         [sys.executable, '-c', script, *cli.options, *line.split()],
         env=cli.environment(), capture_output=True, text=True, timeout=60)
     imported = set(found.stderr.splitlines()[-1].split())
-    assert 'glance_dedup.cli.main' in imported
+    assert 'glance_dedup.cli.entry' in imported
     # TLS, options, tasks, the second reader: of no use to these.
     assert not imported & {
         'ssl', 'http.client', 'oslo_config.cfg', 'multiprocessing',
@@ -58,7 +58,7 @@ def test_start_reads_no_metadata_of_other_distributions(created, monkeypatch):
 
 
 def test_every_command_has_help_and_json(cli):
-    for name in main.COMMANDS:
+    for name in entry.COMMANDS:
         result = cli(*name.split(), '--help')
         assert result.status == 0
         assert f'glance-dedup {name}' in result.out
@@ -71,7 +71,7 @@ def test_help(cli):
     result = cli('--help')
     assert result.status == 0
     assert '--repository' in result.out
-    for heading, commands in main.GROUPS.items():
+    for heading, commands in entry.GROUPS.items():
         _, found, below = result.out.partition(f'\n{heading}:\n')
         assert found
         lines = below.partition('\n\n')[0].splitlines()
@@ -84,7 +84,7 @@ def test_help(cli):
 
 def test_each_noun_has_one_heading():
     headings = {}
-    for heading, commands in main.GROUPS.items():
+    for heading, commands in entry.GROUPS.items():
         for name in commands:
             if heading != 'General':
                 noun, _ = name.split()
@@ -96,7 +96,7 @@ def test_help_of_a_noun(cli):
     assert result.status == 0
     assert cli('help', 'task').out == result.out
     assert [line.split('  ')[1] for line in result.out.splitlines()[2:]] == [
-        name for name in main.COMMANDS if name.startswith('task ')]
+        name for name in entry.COMMANDS if name.startswith('task ')]
 
 
 def test_no_command(cli):
@@ -233,7 +233,7 @@ def test_errors(created, monkeypatch, error, status, sentence):
 
 
 def test_note_keeps_the_greater_news():
-    app = main.App(stdout=io.StringIO(), stderr=io.StringIO())
+    app = entry.App(stdout=io.StringIO(), stderr=io.StringIO())
     for error, status in (
             (exceptions.BusyError('x'), 11), (exceptions.BusyError('x'), 11),
             (exceptions.ImageNotFound('x'), 3), (exceptions.BusyError('x'), 3),

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from glance_dedup.cli import backup as backup_commands
+from glance_dedup.cli import backup_commands
 from glance_dedup.repository import image_repository
 from tests.support import disks
 from tests.support import repositories

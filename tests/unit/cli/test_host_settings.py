@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from glance_dedup.cli import settings
+from glance_dedup.cli import host_settings
 from tests.support import daemons
 from tests.support import repositories
 from tests.unit.cli import conftest
@@ -21,7 +21,7 @@ def file(created, tmp_path, monkeypatch):
     path.write_text(f'[dedupd]\ndatadir = {created.path}\n'
                     f'filter_dir = {tmp_path}/other-filter\n'
                     f'socket = {tmp_path}/socket\nreserve_mib = 1\n')
-    monkeypatch.setattr(settings, 'CONFIG_FILE', str(path))
+    monkeypatch.setattr(host_settings, 'CONFIG_FILE', str(path))
     created.options = []
     return path
 
@@ -99,11 +99,11 @@ def test_a_file_that_this_user_cannot_read(created, tmp_path, mode,
     def run(*arguments):
         found = subprocess.run(
             [sys.executable, '-c', 'import sys\n'
-             'from glance_dedup.cli import main\n'
-             'from glance_dedup.cli import settings\n'
-             f'settings.CONFIG_FILE = {str(file)!r}\n'
-             "settings.SOCKET = '/nowhere'\n"
-             'sys.exit(main.main())', *arguments],
+             'from glance_dedup.cli import entry\n'
+             'from glance_dedup.cli import host_settings\n'
+             f'host_settings.CONFIG_FILE = {str(file)!r}\n'
+             "host_settings.SOCKET = '/nowhere'\n"
+             'sys.exit(entry.main())', *arguments],
             env=created.environment(), capture_output=True, text=True,
             timeout=60, preexec_fn=conftest.become_ordinary)
         return conftest.Result(found.returncode, found.stdout, found.stderr)
@@ -114,8 +114,8 @@ def test_a_file_that_this_user_cannot_read(created, tmp_path, mode,
 
 
 def test_nothing_says_it(created, monkeypatch, tmp_path):
-    monkeypatch.setattr(settings, 'CONFIG_FILE', str(tmp_path / 'none'))
-    monkeypatch.setattr(settings, 'SOCKET', str(tmp_path / 'no-socket'))
+    monkeypatch.setattr(host_settings, 'CONFIG_FILE', str(tmp_path / 'none'))
+    monkeypatch.setattr(host_settings, 'SOCKET', str(tmp_path / 'no-socket'))
     created.options = []
     for name in ('repository check', 'image list', 'status',
                  'task collect'):
@@ -139,11 +139,11 @@ def test_a_path_that_is_none_in_the_file(created, tmp_path, given):
 
 
 def test_a_daemon_says_it(created, monkeypatch, tmp_path):
-    monkeypatch.setattr(settings, 'CONFIG_FILE', str(tmp_path / 'none'))
+    monkeypatch.setattr(host_settings, 'CONFIG_FILE', str(tmp_path / 'none'))
     created.options = []
     with daemons.running(created.path) as daemon:
         for given in (['--socket', daemon.socket], []):
-            monkeypatch.setattr(settings, 'SOCKET', str(daemon.socket))
+            monkeypatch.setattr(host_settings, 'SOCKET', str(daemon.socket))
             found = created(*given, 'repository', 'show', '-f', 'json').json()
             assert found['path'] == str(created.path)
             status = created(*given, 'status', '-f', 'json').json()
@@ -153,7 +153,7 @@ def test_a_daemon_says_it(created, monkeypatch, tmp_path):
 @pytest.mark.parametrize('index', ['filter', 'lmdb'])
 def test_a_daemon_says_what_finds_duplicates(created, monkeypatch, tmp_path,
                                              index):
-    monkeypatch.setattr(settings, 'CONFIG_FILE', str(tmp_path / 'none'))
+    monkeypatch.setattr(host_settings, 'CONFIG_FILE', str(tmp_path / 'none'))
     image = tmp_path / 'image'
     image.write_bytes(repositories.noise(1 << 20))
     created.options = []

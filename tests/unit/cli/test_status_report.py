@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from glance_dedup.cli import overview
+from glance_dedup.cli import status_report
 
 GIB = 1 << 30
 STATUS = {
@@ -48,7 +48,7 @@ STATUS = {
 
 
 def test_all_parts():
-    assert overview.page(STATUS, 4600.0) == """\
+    assert status_report.page(STATUS, 4600.0) == """\
 /var/lib/glance/dedup                                                   TROUBLE
 dedupd 1.0 on a, process 7, maintainer, up for 60 min
 !! DATA_DAMAGED: 1 block damaged.
@@ -89,14 +89,14 @@ Latest errors
 
 def test_what_is_not_counted_yet():
     space = {**STATUS['space'], 'uncounted': 2}
-    page = overview.page({**STATUS, 'space': space}, 4600.0)
+    page = status_report.page({**STATUS, 'space': space}, 4600.0)
     assert ('  holds      1 image, 2 volumes\n'
             '             2 more, in no figure until dedupd has counted\n'
             ) in page
 
 
 def test_a_cache_and_another_site():
-    text = overview.page({
+    text = status_report.page({
         **STATUS, 'problems': [],
         'cache': {'held': {'images': 2, 'limit_bytes': 0}, 'under_way': 1},
         'replication': {'target_url': 'https://b:1', 'pending': 1,
@@ -109,7 +109,7 @@ def test_a_cache_and_another_site():
 
 
 def test_cold_groups():
-    text = overview.page({**STATUS, 'space': {
+    text = status_report.page({**STATUS, 'space': {
         **STATUS['space'], 'object_bytes': 3 << 30}}, 4600.0)
     assert ('  stored     1.0 GiB, of which 1.0 MiB are metadata\n'
             '             3.0 GiB in the object store\n') in text
@@ -119,11 +119,11 @@ def test_cold_groups():
 @pytest.mark.parametrize('value', [None, [], {}, 'text', 7])
 def test_a_daemon_of_another_version(name, value):
     """What it says in another way is left out."""
-    assert overview.page({**STATUS, name: value}, 4600.0)
+    assert status_report.page({**STATUS, name: value}, 4600.0)
 
 
 def test_a_status_cannot_change_the_terminal():
-    text = overview.page({**STATUS, 'problems': [
+    text = status_report.page({**STATUS, 'problems': [
         {'severity': 'warning', 'text': 'a\x1b[2Jb\nc'}]}, 4600.0)
     assert '\x1b' not in text and 'b\nc' not in text
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from glance_dedup.cli import progress
+from glance_dedup.cli import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -26,8 +26,8 @@ def clock():
 
 def test_plain_lines(clock):
     stream = io.StringIO()
-    with progress.Progress('storing', 10 << 20, stream=stream,
-                           clock=clock) as p:
+    with progress_bar.Progress('storing', 10 << 20, stream=stream,
+                               clock=clock) as p:
         for second in range(1, 11):
             clock.now += 1
             p.update(second << 20)
@@ -39,7 +39,7 @@ def test_plain_lines(clock):
 
 def test_short_work_is_silent(clock):
     stream = io.StringIO()
-    with progress.Progress('storing', 10, stream=stream, clock=clock) as p:
+    with progress_bar.Progress('storing', 10, stream=stream, clock=clock) as p:
         clock.now += 4
         p.update(10)
     assert stream.getvalue() == ''
@@ -47,7 +47,8 @@ def test_short_work_is_silent(clock):
 
 def test_bar_on_a_terminal(clock):
     stream = Terminal()
-    with progress.Progress('storing', 1000, stream=stream, clock=clock) as p:
+    with progress_bar.Progress('storing', 1000, stream=stream,
+                               clock=clock) as p:
         for i in range(1, 1001):
             clock.now += 0.01
             p.update(i)
@@ -62,13 +63,13 @@ def test_bar_on_a_terminal(clock):
 
 def test_unknown_total_and_other_units(clock):
     stream = io.StringIO()
-    with progress.Progress('storing', stream=stream, clock=clock) as p:
+    with progress_bar.Progress('storing', stream=stream, clock=clock) as p:
         clock.now += 10
         p.update(1 << 20)
     assert stream.getvalue().startswith('storing: 1.0 MiB, 102 KiB/s, 10 s')
     stream = io.StringIO()
-    with progress.Progress('rebuilding', unit='groups', stream=stream,
-                           clock=clock) as p:
+    with progress_bar.Progress('rebuilding', unit='groups', stream=stream,
+                               clock=clock) as p:
         clock.now += 10
         p.update(5, 20)
     assert stream.getvalue().startswith(
@@ -77,8 +78,8 @@ def test_unknown_total_and_other_units(clock):
 
 def test_quiet(clock):
     stream = Terminal()
-    with progress.Progress('x', 1, stream=stream, quiet=True,
-                           clock=clock) as p:
+    with progress_bar.Progress('x', 1, stream=stream, quiet=True,
+                               clock=clock) as p:
         clock.now += 100
         p.update(1)
     assert stream.getvalue() == ''
@@ -90,7 +91,7 @@ def test_stream_that_breaks(clock):
         def write(self, text):
             raise BrokenPipeError()
 
-    with progress.Progress('x', 1, stream=Broken(), clock=clock) as p:
+    with progress_bar.Progress('x', 1, stream=Broken(), clock=clock) as p:
         clock.now += 100
         p.update(1)
         clock.now += 100

@@ -23,7 +23,7 @@ from glance_dedup.base import imageids
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying
-from glance_dedup.cli import image as image_module
+from glance_dedup.cli import image_commands
 from glance_dedup.cli import targets
 
 # ioctl: the bytes of a range of a block device become zeros.
@@ -80,7 +80,7 @@ def tell_of_future(app, backups, now):
         app.tell(warning)
 
 
-class List(image_module.Known, lister.Lister):
+class List(image_commands.Known, lister.Lister):
     """List the backups, by name and time.
 
     The figures are those of image list. A backup that is dated in the future
@@ -142,7 +142,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
 
     def take_action(self, parsed_args):
         if parsed_args.file == '-':
-            write = image_module.write_to(sys.stdout.buffer)
+            write = image_commands.write_to(sys.stdout.buffer)
         else:
             target = _target(parsed_args)
             target.require_allowed()

@@ -24,7 +24,7 @@ from glance_dedup.base import printable
 from glance_dedup.base import trialrecord
 from glance_dedup.cli import common
 from glance_dedup.cli import glanceoptions
-from glance_dedup.cli import settings
+from glance_dedup.cli import host_settings
 
 
 # The options of dedupd that have to be equal to those of Glance's store.
@@ -195,8 +195,9 @@ class Checks(upgradecheck.UpgradeCommands):
 
         path = self._dedupd_file
         if path is None:
-            return _success(f'{settings.CONFIG_FILE} does not exist, or is '
-                            'for another repository.')
+            return _success(
+                f'{host_settings.CONFIG_FILE} does not exist, or is '
+                'for another repository.')
         try:
             conf = main.read_options(['--config-file', path])
             unknown = [f'{sentence}. Remove it, or correct its name.'
