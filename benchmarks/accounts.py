@@ -33,7 +33,7 @@ import sys
 import common
 from common import MIB
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import evictor
@@ -74,7 +74,7 @@ class Bench:
                  repo: image_repository.Repository) -> None:
         self._repo = repo
         self._pace = pacing.Pace()
-        self._held = index_module.Held(repo)
+        self._held = cache_catalog.Held(repo)
         # It grows with the catalog, which is small here.
         reserve.RESERVE_BYTES = MIB
         self._maintainer = maintainer_role.Maintainer(repo)

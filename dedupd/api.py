@@ -16,7 +16,7 @@ import functools
 import os
 from typing import Any
 
-from dedupd.cache import lending as lending_module
+from dedupd.compute.cache import block_lending
 from dedupd import control as control_module
 from dedupd.http import messages
 from dedupd.http import ranges
@@ -55,7 +55,7 @@ class API:
                  receiving: incoming_replicas_module.Receiving,
                  uploads: uploads_module.Uploads,
                  slices: slices_module.Fetching,
-                 lending: lending_module.Lending | None, path: str,
+                 lending: block_lending.Lending | None, path: str,
                  watchers: list[Callable[[], None]],
                  stopping: asyncio.Event, *,
                  metrics_projects: bool = False) -> None:

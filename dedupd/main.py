@@ -35,7 +35,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import api
-from dedupd.cache import service as service_module
+from dedupd.compute.cache import cache_service
 from dedupd import control as control_module
 from dedupd import expiry
 from dedupd import follower as follower_module
@@ -91,7 +91,7 @@ def read_options(arguments: list[str],
     for group, options in opts.GROUPS.items():
         for option in options:
             conf[group][option.dest]
-    service_module.require_options(conf)
+    cache_service.require_options(conf)
     require_replication(conf.replication)
     require_rights(conf.dedupd)
     return conf
@@ -157,10 +157,10 @@ class Daemon:
             index=options.index, index_dir=options.index_dir or None,
             segment_cache_mib=options.cache_mib,
             reserve_mib=options.reserve_mib)
-        self._cache: service_module.Cache | None = None
+        self._cache: cache_service.Cache | None = None
         cached: dict[str, Any] = {}
         if conf.mode == 'cache':
-            self._cache = service_module.Cache(
+            self._cache = cache_service.Cache(
                 conf, self._repository,
                 evict=lambda: self._scheduler.request('evict'))
             cached = {'held': self._cache.held,
@@ -400,7 +400,7 @@ class Daemon:
         self._scheduler.figures.close()
         self._repository.close()
 
-    async def _stop_cache(self, cache: service_module.Cache,
+    async def _stop_cache(self, cache: cache_service.Cache,
                           deadline: float) -> None:
         """End the pulls of arriving images, and keep the blocks that came."""
         left = max(0.0, deadline - time.monotonic())

@@ -29,7 +29,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import agenda as agenda_module
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd import errors as errors_module
 from dedupd import figures as figures_module
 from dedupd import forecast
@@ -106,7 +106,7 @@ class Scheduler:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 conf: cfg.ConfigOpts, held: index_module.Held | None = None,
+                 conf: cfg.ConfigOpts, held: cache_catalog.Held | None = None,
                  coming: Callable[[], int] = lambda: 0) -> None:
         self._repository = repository
         self._conf = conf

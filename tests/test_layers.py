@@ -70,7 +70,8 @@ PACKAGES = {
     'dedupd.history': 'base',
     'dedupd.http': 'base',
     'dedupd.serve': '_engine base objects repository client transfer http',
-    'dedupd.cache': 'base repository maintenance client transfer http serve',
+    'dedupd.compute.cache':
+        'base repository maintenance client transfer http serve',
     'dedupd.tasks':
         '_engine base objects repository maintenance snapshots opts '
         'cache.index',
@@ -102,9 +103,9 @@ PACKAGES = {
         'base repository http serve cache tasks scheduler control follower '
         'names replicator messaging api opts settings systemd logs expiry '
         'meditation',
-    'dedupd.novabase':
+    'dedupd.compute.novabase':
         'base repository client mount cache logs meditation systemd main',
-    'dedupd.relay': 'http settings systemd logs meditation',
+    'dedupd.compute.relay': 'http settings systemd logs meditation',
     'glance_dedup.cli':
         '_engine base check objects repository maintenance snapshots client '
         'transfer adoption mount trial batch driver.opts opts '
@@ -126,7 +127,8 @@ TESTED_BY = {
         'unit/repository/test_image_repository_images.py',
     'glance_dedup.base.imageids':
         'unit/repository/test_image_repository_images.py',
-    'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
+    'glance_dedup.base.imagelist':
+        'unit/dedupd/compute/cache/test_cache_catalog.py',
     'glance_dedup.base.forks': 'unit/repository/test_image_repository_fork.py',
     'glance_dedup.base.leveldb': 'unit/check/test_catalog_check.py',
     'glance_dedup.base.locations': 'unit/driver/test_dedup_store_locations.py',
@@ -215,7 +217,7 @@ TESTED_BY = {
     'glance_dedup.transfer.image_description': 'unit/transfer/test_pull.py',
     'glance_dedup.transfer.site_replication': 'functional/test_sites.py',
     'glance_dedup.transfer.source_peer': (
-        'unit/dedupd/cache/test_arrivals.py'),
+        'unit/dedupd/compute/cache/test_arrival_list.py'),
     'glance_dedup.adoption.filestore': 'unit/adoption/test_estimate.py',
     'glance_dedup.adoption.importing': 'functional/test_adoption.py',
     'glance_dedup.adoption.registering': 'functional/test_register.py',
@@ -249,17 +251,19 @@ TESTED_BY = {
     'dedupd.http.tokens': 'unit/dedupd/serve/test_reads.py',
     'dedupd.http.upstream': 'functional/test_cache_relay.py',
     'dedupd.serve.nbd': 'functional/test_nbd.py',
-    'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
+    'dedupd.serve.readings': 'unit/dedupd/compute/cache/test_arrival_list.py',
     'dedupd.serve.slices': 'functional/test_cold_daemon.py',
-    'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
-    'dedupd.cache.pieces': 'unit/dedupd/cache/test_arrivals.py',
-    'dedupd.cache.service': 'functional/test_cache_proxy.py',
-    'dedupd.relay.main': 'functional/test_relay.py',
+    'dedupd.compute.cache.partial_image':
+        'unit/dedupd/compute/cache/test_arrival_list.py',
+    'dedupd.compute.cache.lot_pieces':
+        'unit/dedupd/compute/cache/test_arrival_list.py',
+    'dedupd.compute.cache.cache_service': 'functional/test_cache_proxy.py',
+    'dedupd.compute.relay.main': 'functional/test_relay.py',
     'dedupd.systemd': 'functional/test_relay.py',
-    'dedupd.novabase.keeper': 'functional/test_nova_base.py',
-    'dedupd.novabase.main': 'functional/test_nova_base.py',
-    'dedupd.novabase.mounting': 'functional/test_nova_base.py',
-    'dedupd.novabase.operations': 'functional/test_nova_base.py',
+    'dedupd.compute.novabase.link_sync': 'functional/test_nova_base.py',
+    'dedupd.compute.novabase.main': 'functional/test_nova_base.py',
+    'dedupd.compute.novabase.mounting': 'functional/test_nova_base.py',
+    'dedupd.compute.novabase.fuse_operations': 'functional/test_nova_base.py',
     'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.records': 'unit/dedupd/test_scheduler.py',
     'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',
@@ -544,9 +548,10 @@ def test_packages_are_in_order():
      'imports dedupd.main'),
     ('glance_dedup.check.x', 'from glance_dedup.base import imagelist',
      'imports glance_dedup.base.imagelist'),
-    ('dedupd.tasks.x', 'from dedupd.cache import proxy',
-     'imports dedupd.cache.proxy'),
-    ('dedupd.tasks.x', 'import dedupd.cache.proxy', 'dedupd.cache.proxy'),
+    ('dedupd.tasks.x', 'from dedupd.compute.cache import glance_proxy',
+     'imports dedupd.compute.cache.glance_proxy'),
+    ('dedupd.tasks.x', 'import dedupd.compute.cache.glance_proxy',
+     'dedupd.compute.cache.glance_proxy'),
     ('glance_dedup.driver.x', 'from dedupd import opts', 'dedupd.opts'),
     ('glance_dedup.loose', '', 'has no place'),
     ('dedupd.loose', '', 'has no place'),
@@ -558,10 +563,10 @@ def test_packages_that_do_not_keep_the_order(module, text, words):
 
 @pytest.mark.parametrize('module, text', [
     ('glance_dedup.check.x', 'from glance_dedup.base import exceptions'),
-    ('dedupd.tasks.x', 'from dedupd.cache import index'),
+    ('dedupd.tasks.x', 'from dedupd.compute.cache import cache_catalog'),
     ('dedupd.tasks.x', 'from dedupd.tasks import collector'),
     ('glance_dedup.cli.x', 'def f():\n    from dedupd.tasks import scrubber'),
-    ('dedupd.cache', 'import json'),
+    ('dedupd.compute.cache', 'import json'),
 ])
 def test_packages_that_keep_the_order(module, text):
     assert not list(wrong_imports({module: text}))

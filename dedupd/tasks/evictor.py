@@ -22,7 +22,7 @@ import os
 
 from oslo_log import log
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import scrubber
@@ -70,7 +70,7 @@ class Result:
 
 
 def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
-         held: index_module.Held, limit: int,
+         held: cache_catalog.Held, limit: int,
          coming: Callable[[], int] = lambda: 0,
          live_share: int = collector.LIVE_SHARE) -> Plan:
     """Predict what would be evicted; changes nothing.
@@ -82,7 +82,7 @@ def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
 
 
 def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
-             held: index_module.Held, limit: int,
+             held: cache_catalog.Held, limit: int,
              coming: Callable[[], int] = lambda: 0,
              live_share: int = collector.LIVE_SHARE) -> Result:
     """Evict images while the cache takes more of the disk than it may.
@@ -102,9 +102,9 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
 
 class _Run:
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: pacing.Pace, held: index_module.Held, limit: int,
+                 pace: pacing.Pace, held: cache_catalog.Held, limit: int,
                  coming: Callable[[], int], live_share: int) -> None:
-        index_module.require_limit(maintainer.repository, limit)
+        cache_catalog.require_limit(maintainer.repository, limit)
         self._maintainer = maintainer
         self._repository = maintainer.repository
         self._pace = pace

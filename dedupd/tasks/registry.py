@@ -159,14 +159,14 @@ def _projects(maintainer: Maintainer, pace: pacing.Pace, options: Any) -> Any:
 def _evict(maintainer: Maintainer, pace: pacing.Pace, options: Any,
            held: Any = None, coming: Callable[[], int] = lambda: 0,
            limit_mib: int | None = None, dry_run: bool = False) -> Any:
-    from dedupd.cache import index as index_module
+    from dedupd.compute.cache import cache_catalog
     from dedupd.tasks import evictor
 
     with contextlib.ExitStack() as stack:
         if held is None:
             # No daemon passed its list: this is the command line.
             held = stack.enter_context(contextlib.closing(
-                index_module.Held(maintainer.repository)))
+                cache_catalog.Held(maintainer.repository)))
         function = evictor.plan if dry_run else evictor.run_once
         return function(
             maintainer, pace, held,

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-from dedupd.novabase import links
+from dedupd.compute.novabase import base_links
 from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
 from tests.cloud import service
@@ -253,8 +253,9 @@ class NovaBase:
     :param account: whose images
     """
 
-    PROGRAM = ('import sys; from dedupd.novabase import keeper, main; '
-               'keeper.INTERVAL = 1; sys.exit(main.main())')
+    PROGRAM = (
+        'import sys; from dedupd.compute.novabase import link_sync, main; '
+        'link_sync.INTERVAL = 1; sys.exit(main.main())')
     LIMIT = 60
 
     def __init__(self, cloud, cache, account='demo'):
@@ -289,6 +290,6 @@ class NovaBase:
 
     def link(self, image):
         """Where Nova finds an image, once that is a link."""
-        path = self.base / links.name_of(image)
+        path = self.base / base_links.name_of(image)
         self._cache.wait_for(path.is_symlink)
         return path

@@ -36,7 +36,7 @@ def cloud(cloud_with_host):
         with open(text, 'ab') as log:
             process = subprocess.Popen(
                 [*one.hosts[HOST].enter(), sys.executable, '-m',
-                 'dedupd.relay.main', '--config-file',
+                 'dedupd.compute.relay.main', '--config-file',
                  cache.etc / 'dedupd.conf'], cwd=daemons.ROOT,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, 'PYTHONPATH': str(daemons.ROOT)})

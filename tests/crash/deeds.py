@@ -5,7 +5,7 @@
 import contextlib
 from unittest import mock
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import evictor
@@ -42,7 +42,7 @@ def collect(maintainer, live_share=50, evacuate_share=10):
                               evacuate_share=evacuate_share)
 
 
-class Held(index_module.Held):
+class Held(cache_catalog.Held):
     """Tells the journal which images it deletes."""
 
     def __init__(self, repo, stage):

@@ -7,7 +7,7 @@ import os
 import shutil
 from unittest import mock
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import accounting
 from dedupd.tasks import exactindex
 from dedupd.tasks import findings
@@ -157,7 +157,7 @@ def evicting(stage):
     stage.create()
     # By nothing but what is said here.
     with (stage.open() as repo, stage.open() as other,
-          mock.patch.object(index_module, 'SAVE_INTERVAL', 1e6)):
+          mock.patch.object(cache_catalog, 'SAVE_INTERVAL', 1e6)):
         held = deeds.Held(repo, stage)
         for number in range(6):
             stage.put(repo, f'image-{number}', (number + 1, 40), (50, 20))

@@ -5,7 +5,7 @@
 import contextlib
 import os
 
-from dedupd.cache import arrivals as arrivals_module
+from dedupd.compute.cache import arrival_list
 from tests.crash.expectation import make
 from tests.crash.expectation import SECTORS
 from tests.support import fake_peer
@@ -89,7 +89,7 @@ class Stage:
     def arrive(self, repo, home, image, *spec, most=None):
         """What comes from another repository, read while it comes."""
         client = fake_peer.Client(home, most)
-        arrivals = arrivals_module.Arrivals(repo, lambda token: client)
+        arrivals = arrival_list.Arrivals(repo, lambda token: client)
         data = make(spec)
         self.mark(op='put', phase='begin', image=image, spec=spec)
         with contextlib.closing(arrivals.open(

@@ -15,7 +15,7 @@ import shutil
 from unittest import mock
 import warnings
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import evictor
 from dedupd.tasks import exactindex
 from dedupd.tasks import shareindex
@@ -307,7 +307,7 @@ def maintain(*names):
     return run
 
 
-class Held(index_module.Held):
+class Held(cache_catalog.Held):
     """What it deletes is not missed."""
 
     def __init__(self, repo, world):

@@ -22,7 +22,7 @@ import shutil
 import types
 from unittest import mock
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from dedupd.tasks import registry
@@ -237,7 +237,7 @@ def _help(repo):
 
 def _note(repo):
     """Have it be a cache, too, which knows most of its images."""
-    with contextlib.closing(index_module.Held(repo)) as held:
+    with contextlib.closing(cache_catalog.Held(repo)) as held:
         for image_id in repo.images()[1:]:
             held.note(image_id, repo.stat(image_id).size, None)
 

@@ -249,11 +249,11 @@ def _help(path, state):
 
 def _make_cache(path, state):
     """The repository is one, of which 'a' was used last."""
-    from dedupd.cache import index as index_module
+    from dedupd.compute.cache import cache_catalog
     from tests.support import repositories
-    (path / index_module.NAME).touch()
+    (path / cache_catalog.NAME).touch()
     with repositories.open_repository(path, codec='none') as repo:
-        held = index_module.Held(repo)
+        held = cache_catalog.Held(repo)
         for image_id in ('b', 'sparse', 'new', 'a'):
             held.note(image_id, len(data_of(image_id)), None)
         held.close()
@@ -261,7 +261,7 @@ def _make_cache(path, state):
 
 def _evict(path, state):
     """All but one, which is read; or until little is left."""
-    from dedupd.cache import index as index_module
+    from dedupd.compute.cache import cache_catalog
     from dedupd.tasks import evictor
     from glance_dedup.base import pacing
     from glance_dedup.maintenance import reserve
@@ -269,7 +269,7 @@ def _evict(path, state):
     def evict(maintainer):
         repo = maintainer.repository
         with repo.open_image('twin'), contextlib.closing(
-                index_module.Held(repo)) as held:
+                cache_catalog.Held(repo)) as held:
             group = reserve.RESERVE_BYTES + (1 << 16)
             return evictor.run_once(maintainer, pacing.Pace(), held, group)
     for image_id in ('a', 'b', 'sparse', 'new'):
@@ -333,7 +333,7 @@ def _near(path, state):
 
 def _arrive(path, state):
     """Reading what is on its way."""
-    from dedupd.cache import arrivals as arrivals_module
+    from dedupd.compute.cache import arrival_list
     from dedupd.serve import readings
     from glance_dedup.transfer import pull
     from tests.support import fake_peer
@@ -342,7 +342,7 @@ def _arrive(path, state):
     with repositories.open_repository(state['home']) as home, \
             repositories.open_repository(path, codec='none') as repo, \
             mock.patch.object(pull, 'SYNC_BYTES', 1):
-        arrivals = arrivals_module.Arrivals(
+        arrivals = arrival_list.Arrivals(
             repo, lambda token: fake_peer.Client(home))
         try:
             with contextlib.closing(

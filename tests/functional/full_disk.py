@@ -14,7 +14,7 @@ import os
 import pathlib
 import sys
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import collector
 from dedupd.tasks import evictor
 from glance_dedup.base import exceptions
@@ -117,7 +117,7 @@ def cache(root, filter_directory, kind):
     model = {f'image-{n}': repositories.noise(2 * MIB, n) for n in range(6)}
     with repositories.open_repository(
             path, filter_dir=filter_directory) as repo:
-        held = index_module.Held(repo)
+        held = cache_catalog.Held(repo)
         for image_id, data in model.items():
             repositories.put(repo, image_id, data)
             held.note(image_id, len(data), None)
@@ -128,7 +128,7 @@ def cache(root, filter_directory, kind):
         held.used('image-0')
         held.save()
         # Nobody could write this down; nor is what was before lost.
-        before = index_module.decode((path / 'cache.json').read_bytes())
+        before = cache_catalog.decode((path / 'cache.json').read_bytes())
         assert list(before)[0] == 'image-0'
         with maintainer_role.Maintainer(repo) as maintainer:
             result = evictor.run_once(
@@ -148,7 +148,7 @@ def cache(root, filter_directory, kind):
         for file in filling:
             file.unlink()
         held.close()
-        held = index_module.Held(repo)
+        held = cache_catalog.Held(repo)
         assert held.candidates() == [*sorted(left)[1:], 'image-0']
         held.close()
         maintain(repo)

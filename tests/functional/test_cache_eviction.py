@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from dedupd.cache import index
+from dedupd.compute.cache import cache_catalog
 from tests.support import cache_harness
 from tests.support import daemons
 from tests.support import repositories
@@ -218,7 +218,7 @@ def test_a_store_is_no_cache(storing, model, tmp_path):
         daemon.start(wait=False)
         assert daemon.process.wait(daemons.LIMIT) == 2
         assert 'is no cache: it has no cache.json' in daemon.text()
-    assert not (storing.repository / index.NAME).exists()
+    assert not (storing.repository / cache_catalog.NAME).exists()
     with repositories.open_repository(storing.repository) as repo:
         assert set(repo.images()) >= set(model)
 
@@ -228,7 +228,7 @@ def test_a_list_that_is_no_good(storing, cache, model):
     for image_id in (a, b):
         fetch(storing, cache, image_id)
     assert cache.stop() == 0
-    file = cache.path / index.NAME
+    file = cache.path / cache_catalog.NAME
     file.write_bytes(file.read_bytes()[:-20])
     # An eviction might collect what is about to be found.
     cache.cache['limit_mib'] = 0
@@ -259,4 +259,4 @@ def test_killed_again_and_again(storing, cache, model):
         cache.counts()['held']['disk_bytes'] or 1 << 60)
         <= LIMIT_MIB * MIB, daemons.TASK_LIMIT)
     # Killed before it was written, it may know nothing; but it is good.
-    index.decode((cache.path / index.NAME).read_bytes())
+    cache_catalog.decode((cache.path / cache_catalog.NAME).read_bytes())

@@ -37,14 +37,15 @@ STRANGER = 'ab' * 16
 def program(factor):
     """A daemon with so many times the usual patience."""
     return ['-c', 'from dedupd import main; import sys; '
-            'from dedupd.cache import lending, neighbours, proxy; '
+            'from dedupd.compute.cache import block_lending, neighbours, '
+            'proxy; '
             'from dedupd.serve import reads; '
             f'factor = {factor}; '
             'neighbours.SILENT_SECONDS *= factor; '
             'neighbours.LOT_SECONDS *= factor; '
             'neighbours.CONNECT_SECONDS *= max(1, factor); '
             'neighbours.GREETING_SECONDS *= max(1, factor); '
-            'lending.WAIT_SECONDS *= factor; '
+            'block_lending.WAIT_SECONDS *= factor; '
             'reads.STALLED *= max(1, factor); '
             'proxy.OPEN_SECONDS *= max(1, factor); sys.exit(main.main())']
 

@@ -47,11 +47,12 @@ def _program(more=''):
     :param more: what it does before it starts
     """
     return ['-c', 'from dedupd import main; import sys; '
-            'from dedupd.cache import arrivals, proxy; '
+            'from dedupd.compute.cache import arrival_list, proxy; '
             'from dedupd.serve import reads; '
             'from glance_dedup.transfer import pull; '
             'pull.SYNC_SECONDS = 0.5; '
-            f'arrivals.AWAY_SECONDS = {_AWAY}; {more}sys.exit(main.main())']
+            f'arrival_list.AWAY_SECONDS = {_AWAY}; '
+            f'{more}sys.exit(main.main())']
 
 
 _PROGRAM = _program()
@@ -565,7 +566,7 @@ def test_failures_do_not_fill_the_log(tmp_path, storing, alice):
         windows = 1 + (time.monotonic() - began) // limited.SECONDS
         for source in 'proxy', 'arrivals':
             lines = [line for line in daemon.text().splitlines()
-                     if f' WARNING dedupd.cache.{source} ' in line]
+                     if f' WARNING dedupd.compute.cache.{source} ' in line]
             assert 0 < len(lines) <= windows * limited.MESSAGES + windows
 
 

@@ -38,9 +38,11 @@ WAITS = 'A read of image'
 USER = 65534
 noise = repositories.noise
 # Looks at everything more often, and waits for dedupd for AWAY seconds.
-PROGRAM = ('from dedupd.novabase import contents, keeper, main; import sys; '
-           'keeper.INTERVAL = 0.2; contents.PAUSE = 0.1; keeper.AWAY = {}; '
-           'sys.exit(main.main())')
+PROGRAM = (
+    'from dedupd.compute.novabase import image_contents, keeper, main; import '
+    'sys; '
+    'keeper.INTERVAL = 0.2; image_contents.PAUSE = 0.1; keeper.AWAY = {}; '
+    'sys.exit(main.main())')
 AWAY = 0.2
 
 

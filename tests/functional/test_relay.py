@@ -647,7 +647,8 @@ def test_it_needs_nothing_that_only_the_cache_needs(alice, cache, spare):
 def test_the_engine_is_not_imported():
     """Nothing of it can keep the relay from starting."""
     done = subprocess.run(
-        [sys.executable, '-c', 'import sys; from dedupd.relay import main; '
+        [sys.executable, '-c',
+         'import sys; from dedupd.compute.relay import main; '
          'print(*[name for name in sys.modules if name.startswith('
          '("glance_dedup._engine", "glance_dedup.repository"))])'],
         cwd=daemons.ROOT, capture_output=True, text=True, timeout=60)

@@ -14,7 +14,7 @@ from tests.support import daemons
 from tests.support import ports
 
 #: One that finds out sooner that the cache is away.
-PROGRAM = ['-c', 'import sys; from dedupd.relay import main, pulse; '
+PROGRAM = ['-c', 'import sys; from dedupd.compute.relay import main, pulse; '
            'pulse.LOOK_SECONDS = 0.1; pulse.QUIET_SECONDS = 0.5; '
            'pulse.ANSWER_SECONDS = 5; pulse.AWAY_SECONDS = 1; '
            'sys.exit(main.main())']

@@ -22,7 +22,7 @@ EXTRAS = {'backup': {'glance_dedup/backup/rank.py',
           's3': {'glance_dedup/objects/s3.py'},
           'swift': {'glance_dedup/objects/swift.py'},
           'trace': {'dedupd/http/tracing.py'},
-          'mount': {'dedupd/novabase/operations.py',
+          'mount': {'dedupd/compute/novabase/fuse_operations.py',
                     'glance_dedup/mount.py'}}
 # Only told, if oslo.messaging should bring it along, not to load eventlet.
 NOT_NEEDED = {'oslo-service'}

@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 import xxhash
 
-from dedupd.cache import index
+from dedupd.compute.cache import cache_catalog
 from dedupd import history
 from glance_dedup.check import check_report
 from glance_dedup.check import checker
@@ -235,7 +235,7 @@ def test_unknown_names_and_modes_are_notes(repository, group, image):
 
 
 @pytest.mark.parametrize('name, module', [
-    ('cache.json', index), ('replication.json', progress_file),
+    ('cache.json', cache_catalog), ('replication.json', progress_file),
     ('tasks.json', history)])
 def test_lists_of_images(repository, group, image, name, module):
     """A bad one is a note: no image is worse for it."""

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from dedupd.compute.novabase import main
+from dedupd.compute.relay import main
 from dedupd import main
-from dedupd.novabase import main as novabase_main
-from dedupd.relay import main as relay_main
 from dedupd import settings
 from glance_dedup.base import package_version
 
@@ -38,8 +38,8 @@ def test_a_read_during_a_change(tmp_path):
 
 @pytest.mark.parametrize('program, words', [
     (main, 'Maintain a repository'),
-    (novabase_main, 'Show the images of a cache'),
-    (relay_main, "Pass Nova's requests on")])
+    (main, 'Show the images of a cache'),
+    (main, "Pass Nova's requests on")])
 def test_help_and_version(capsys, monkeypatch, program, words):
     monkeypatch.setattr('sys.argv', ['/usr/bin/dedupd-x'])
     for option in '--help', '--version':

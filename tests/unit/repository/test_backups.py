@@ -11,7 +11,7 @@ import json
 from glance_store import exceptions as glance_exceptions
 import pytest
 
-from dedupd.cache import index
+from dedupd.compute.cache import cache_catalog
 from dedupd import figures
 from dedupd.http import messages
 from dedupd.serve import reads
@@ -265,7 +265,7 @@ def test_all_that_is_sent_to_another_site(command, backup):
 def test_a_repository_of_backups_is_no_cache(repo):
     put(repo, BACKUP, DATA)
     with pytest.raises(exceptions.InvalidParameter, match='is no cache'):
-        index.Held(repo)
+        cache_catalog.Held(repo)
 
 
 # -- Glance -------------------------------------------------------------------

@@ -14,7 +14,7 @@ import time
 import pyfuse3
 import pytest
 
-from dedupd.cache import index
+from dedupd.compute.cache import cache_catalog
 from dedupd import figures
 from dedupd.http import messages
 from dedupd.serve import incoming_replicas
@@ -410,8 +410,8 @@ def test_the_daemon_serves_none(repo, part):
 
 
 def test_the_cache_does_not_evict_them(path, repo, part):
-    (path / index.NAME).write_bytes(b'')
-    with contextlib.closing(index.Held(repo)) as held:
+    (path / cache_catalog.NAME).write_bytes(b'')
+    with contextlib.closing(cache_catalog.Held(repo)) as held:
         assert held.candidates() == ['image']
 
 

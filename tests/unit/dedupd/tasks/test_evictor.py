@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from dedupd.cache import index as index_module
+from dedupd.compute.cache import cache_catalog
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import accounting
@@ -64,7 +64,7 @@ def repo(path):
 
 @pytest.fixture
 def held(repo):
-    with contextlib.closing(index_module.Held(repo)) as held:
+    with contextlib.closing(cache_catalog.Held(repo)) as held:
         yield held
 
 
@@ -377,7 +377,7 @@ def test_backups_stay(tmp_path, damaged):
     backup = 'b_web_20261123T180000Z'
     path = create(tmp_path)
     with (repositories.open_repository(path, codec='none') as repo,
-          contextlib.closing(index_module.Held(repo)) as held):
+          contextlib.closing(cache_catalog.Held(repo)) as held):
         data = {'image': add(repo, held, 'image', (1, 1024)),
                 backup: add(repo, held, backup, (2, 2048))}
         recipe = path / 'images' / backup
@@ -417,7 +417,7 @@ def test_a_full_disk_is_a_limit_too(small_disk, tmp_path):
     path = create(small_disk)
     with repositories.open_repository(
             path, codec='none', filter_dir=str(tmp_path / 'filter')) as repo, \
-            contextlib.closing(index_module.Held(repo)) as held:
+            contextlib.closing(cache_catalog.Held(repo)) as held:
         model = {}
         with pytest.raises(exceptions.NoSpaceError):
             for n in range(200):
@@ -441,7 +441,7 @@ def test_nothing_goes_where_it_would_be_in_vain(small_disk, tmp_path):
     path = create(small_disk)
     with repositories.open_repository(
             path, codec='none', filter_dir=str(tmp_path / 'filter')) as repo, \
-            contextlib.closing(index_module.Held(repo)) as held:
+            contextlib.closing(cache_catalog.Held(repo)) as held:
         model = {name: add(repo, held, name, (1, 100)) for name in 'ab'}
         with maintaining(repo) as maintainer:
             result = evict(maintainer, held, 0, coming=100 * MIB)
@@ -513,7 +513,7 @@ def test_killed_at_any_call(tmp_path, repo, path, held, model):
         shutil.rmtree(path)
         shutil.copytree(kept, path)
         with repositories.open_repository(path, codec='none') as repo:
-            held = index_module.Held(repo)
+            held = cache_catalog.Held(repo)
             maintainer = maintainer_role.Maintainer(repo)
             limit = taken(path) - 2.5 * MIB
             maintenance.watch(maintainer, maintenance.Kill(calls))
@@ -530,7 +530,7 @@ def test_killed_at_any_call(tmp_path, repo, path, held, model):
             assert left == sorted(model)[6 - len(left):] and len(left) >= 3
             need(repo, model, set(model) - set(left))
             with (maintaining(repo) as maintainer,
-                  contextlib.closing(index_module.Held(repo)) as held):
+                  contextlib.closing(cache_catalog.Held(repo)) as held):
                 evict(maintainer, held, limit)
                 assert repo.images() == sorted(model)[3:]
                 maintenance.account(maintainer)

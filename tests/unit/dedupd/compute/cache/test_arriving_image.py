@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How an arrival begins and ends, for all who open the image then."""
+
+import contextlib
+import os
+
+import pytest
+
+from dedupd.compute.cache import arriving_image
+from dedupd.serve import readings
+from tests.support import repositories
+from tests.unit.dedupd.compute.cache import test_arrival_list
+
+hosts = test_arrival_list.hosts
+MIB = test_arrival_list.MIB
+
+
+def descriptors():
+    return len(os.listdir('/proc/self/fd'))
+
+
+def test_no_thread_can_be_started(hosts, monkeypatch):
+    """All who wait for the beginning learn it; the next attempt succeeds."""
+    data = test_arrival_list.noise(MIB)
+    expected = hosts.put(data)
+
+    def submit(*args):
+        raise RuntimeError("can't start new thread")
+
+    def attempt():
+        hosts.arrivals.open('one', expected, None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.arrivals._workers, 'submit', submit)
+        with pytest.raises(RuntimeError):       # opens what stays open
+            attempt()
+        before = descriptors()
+        for error in test_arrival_list.at_once(3, attempt):
+            assert isinstance(error, RuntimeError)
+    hosts.require_nothing_of('one')
+    # Threads of the relay close its connections in their own time.
+    repositories.eventually(lambda: descriptors() <= before)
+    with contextlib.closing(
+            hosts.arrivals.open('one', expected, None)) as reading:
+        assert test_arrival_list.follow(reading) == data
+
+
+def test_a_beginning_that_is_not_noted(hosts):
+    """The listener fails; nothing is left, and others may begin."""
+    expected = hosts.put(test_arrival_list.noise(MIB))
+
+    def fail(image_id, size):
+        raise ValueError('not noted')
+
+    hosts.arrivals._on_begin = fail
+    for _ in range(9):                      # more than may arrive at once
+        with pytest.raises(ValueError, match='not noted'):
+            hosts.arrivals.open('one', expected, None)
+    hosts.require_nothing_of('one')
+    assert hosts.arrivals.status()['failures'] == 9
+
+
+def test_it_ended_before_it_is_opened(hosts, monkeypatch):
+    """One who waited for its beginning finds the image in the repository."""
+    data = test_arrival_list.noise(MIB)
+    expected = hosts.put(data)
+    open_arrival = arriving_image.Arrival.open
+
+    def late(*args):
+        hosts.ended()
+        return open_arrival(*args)
+
+    monkeypatch.setattr(arriving_image.Arrival, 'open', late)
+    reading = hosts.arrivals.open('one', expected, None)
+    assert isinstance(reading, readings.Present)
+    assert test_arrival_list.follow(reading) == data
+    reading.close()
+
+
+def test_it_failed_before_it_is_opened(hosts, monkeypatch):
+    hosts.put(test_arrival_list.noise(MIB))
+    wrong = arriving_image.Expected(MIB, md5='0' * 32)
+    open_arrival = arriving_image.Arrival.open
+
+    def late(*args):
+        hosts.ended()
+        return open_arrival(*args)
+
+    monkeypatch.setattr(arriving_image.Arrival, 'open', late)
+    with pytest.raises(arriving_image.WrongImage, match="Glance's record"):
+        hosts.arrivals.open('one', wrong, None)
+    hosts.require_nothing_of('one')
