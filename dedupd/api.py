@@ -20,13 +20,13 @@ from dedupd.compute.cache import block_lending
 from dedupd import control as control_module
 from dedupd.http import messages
 from dedupd.http import ranges
-from dedupd.http import router as router_module
+from dedupd.http import routing
 from dedupd import metrics
 from dedupd import page
-from dedupd.serve import incoming_replicas as incoming_replicas_module
-from dedupd.serve import reads as reads_module
-from dedupd.serve import slices as slices_module
-from dedupd.serve import uploads as uploads_module
+from dedupd.serve import image_handlers
+from dedupd.serve import replica_receiver
+from dedupd.serve import replica_uploads
+from dedupd.serve import slice_fetching
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
 from glance_dedup.client import slice_client
@@ -51,10 +51,10 @@ class API:
     """
 
     def __init__(self, control: control_module.Control,
-                 reads: reads_module.Reads,
-                 receiving: incoming_replicas_module.Receiving,
-                 uploads: uploads_module.Uploads,
-                 slices: slices_module.Fetching,
+                 reads: image_handlers.Reads,
+                 receiving: replica_receiver.Receiving,
+                 uploads: replica_uploads.Uploads,
+                 slices: slice_fetching.Fetching,
                  lending: block_lending.Lending | None, path: str,
                  watchers: list[Callable[[], None]],
                  stopping: asyncio.Event, *,
@@ -69,9 +69,9 @@ class API:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         watchers.append(self._watcher)
-        self.unix = router_module.Router()
-        self.tls = router_module.Router()
-        self.status = router_module.Router()
+        self.unix = routing.Router()
+        self.tls = routing.Router()
+        self.status = routing.Router()
         for router in (self.unix, self.tls):
             self._add_reads(router, reads)
             self._add_receiving(router, receiving, uploads)
@@ -83,38 +83,38 @@ class API:
             self._add_state(router)
         self._add_control(self.unix)
         self.unix.add('POST', slice_client.PATH, _translated(slices.fetch),
-                      slices_module.BODY_BYTES)
+                      slice_fetching.BODY_BYTES)
 
     # -- routes ------------------------------------------------------------
 
-    def _add_reads(self, router: router_module.Router,
-                   reads: reads_module.Reads) -> None:
+    def _add_reads(self, router: routing.Router,
+                   reads: image_handlers.Reads) -> None:
         image = '/v1/images/{image_id}'
         router.add('GET', image, _translated(reads.image))
         router.add('GET', f'{image}/recipe', _translated(reads.recipe))
         router.add('POST', f'{image}/blocks', _translated(reads.blocks),
                    ranges.MAX_BODY_BYTES, reads.admit)
 
-    def _add_receiving(self, router: router_module.Router,
-                       receiving: incoming_replicas_module.Receiving,
-                       uploads: uploads_module.Uploads) -> None:
+    def _add_receiving(self, router: routing.Router,
+                       receiving: replica_receiver.Receiving,
+                       uploads: replica_uploads.Uploads) -> None:
         router.add('GET', '/v1/replicas', _translated(receiving.terms))
         image = '/v1/replicas/{image_id}'
         router.add('POST', image, _translated(receiving.begin),
                    wire.RECIPE_HEADER_BYTES, receiving.admit_begin)
         for method, path, handler, limit in (
                 ('POST', '/lots', receiving.offer,
-                 incoming_replicas_module.EXTENTS_BYTES),
+                 replica_receiver.EXTENTS_BYTES),
                 ('POST', '/blocks', receiving.blocks,
-                 incoming_replicas_module.FRAMES_BYTES),
+                 replica_receiver.FRAMES_BYTES),
                 ('POST', '/commit', receiving.commit, 0),
                 ('POST', '/upload', uploads.upload,
-                 uploads_module.HEADERS_BYTES),
+                 replica_uploads.HEADERS_BYTES),
                 ('DELETE', '', receiving.give_up, 0)):
             router.add(method, image + path, _translated(handler), limit,
                        receiving.admit)
 
-    def _add_state(self, router: router_module.Router) -> None:
+    def _add_state(self, router: routing.Router) -> None:
         for path, handler in (
                 ('/', self._page), ('/metrics', self._metrics),
                 ('/healthcheck', self._live),
@@ -128,7 +128,7 @@ class API:
                 ('/v1/sharing', self._shown(self._control.sharing))):
             router.add('GET', path, _translated(handler))
 
-    def _add_control(self, router: router_module.Router) -> None:
+    def _add_control(self, router: routing.Router) -> None:
         router.add('GET', '/v1/tasks/{name}', _translated(self._task))
         router.add('POST', '/v1/tasks/{name}', _translated(self._start_task),
                    _BODY_LIMIT)
@@ -142,7 +142,7 @@ class API:
         return asyncio.wrap_future(self._workers.submit(
             functools.partial(function, *args, **kwargs)))
 
-    def _shown(self, function: Callable[[], Any]) -> router_module.Handler:
+    def _shown(self, function: Callable[[], Any]) -> routing.Handler:
         def make() -> messages.Response:
             return messages.json_response(function())
 
@@ -226,7 +226,7 @@ class API:
             self._loop.call_soon_threadsafe(self._changed.set)
 
 
-def _translated(handler: router_module.Handler) -> router_module.Handler:
+def _translated(handler: routing.Handler) -> routing.Handler:
     """The handler, with the repository's errors turned into those of HTTP."""
 
     async def translated(request: messages.Request, **kwargs: str
@@ -234,7 +234,7 @@ def _translated(handler: router_module.Handler) -> router_module.Handler:
         try:
             return await handler(request, **kwargs)
         except exceptions.RepositoryError as e:
-            raise reads_module.http_error(e)
+            raise image_handlers.http_error(e)
 
     return translated
 

@@ -40,21 +40,21 @@ from dedupd import control as control_module
 from dedupd import expiry
 from dedupd import follower as follower_module
 from dedupd.http import certificates
+from dedupd.http import glance_tokens
+from dedupd.http import http_server
 from dedupd.http import listeners
-from dedupd.http import server as server_module
-from dedupd.http import tokens as tokens_module
-from dedupd.http import upstream as upstream_module
+from dedupd.http import upstream_client
 from dedupd import logs
 from dedupd import meditation
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
-from dedupd.serve import incoming_replicas as incoming_replicas_module
+from dedupd.serve import image_handlers
+from dedupd.serve import image_source
 from dedupd.serve import nbd
-from dedupd.serve import readings
-from dedupd.serve import reads as reads_module
-from dedupd.serve import rights as rights_module
-from dedupd.serve import slices
-from dedupd.serve import uploads as uploads_module
+from dedupd.serve import replica_receiver
+from dedupd.serve import replica_uploads
+from dedupd.serve import slice_fetching
+from dedupd.serve import upload_rights
 from dedupd import settings
 from dedupd import systemd
 from glance_dedup.base import exceptions
@@ -122,7 +122,7 @@ def require_rights(options: Any) -> None:
     :param options: the group ``[dedupd]``
     :raises ValueError: names the options, and what to do
     """
-    for right in rights_module.RIGHTS:
+    for right in upload_rights.RIGHTS:
         if options[right.option] and not options.scope:
             raise ValueError(
                 f'[dedupd] {right.option} needs scope: set it as '
@@ -136,7 +136,7 @@ def user_ids(names: list[str],
     :raises ValueError: if a user does not exist
     """
     return frozenset({0, os.geteuid(), *(
-        rights_module.user_id(name, option) for name in names)})
+        upload_rights.user_id(name, option) for name in names)})
 
 
 class Daemon:
@@ -147,7 +147,7 @@ class Daemon:
         self._arguments = arguments
         self._options = options = conf.dedupd
         self._users = self._find_users()
-        self._rights = rights_module.Rights(options)
+        self._rights = upload_rights.Rights(options)
         self._certificates = certificates.Certificates(
             options) if options.listen else None
         self._sockets: dict[str, int] = {}
@@ -168,7 +168,7 @@ class Daemon:
         self._scheduler = scheduler_module.Scheduler(self._repository, conf,
                                                      **cached)
         self._follower = follower_module.Follower(self._repository)
-        self._receiving = incoming_replicas_module.Receiving(
+        self._receiving = replica_receiver.Receiving(
             self._repository, self._rights, options.scope)
         self._replicator = None
         if conf.replication.target_url:
@@ -180,7 +180,7 @@ class Daemon:
                 self._scheduler.past)
         self._readers = thread_pool.Workers(
             'dedupd-read', options.read_threads)
-        self._server = server_module.Server(options)
+        self._server = http_server.Server(options)
         self._names = None
         if options.glance_cloud:
             # Imported only where Glance is asked.
@@ -200,14 +200,14 @@ class Daemon:
         options, server = self._options, self._server
         tokens = None
         if options.glance_url:
-            tokens = tokens_module.Tokens(options.glance_url,
+            tokens = glance_tokens.Tokens(options.glance_url,
                                           options.glance_ca)
-        self._reads = reads_module.Reads(
+        self._reads = image_handlers.Reads(
             self._repository, self._readers, tokens,
             None if self._cache is None else self._cache.arrive, options)
-        self._uploads = uploads_module.Uploads(
+        self._uploads = replica_uploads.Uploads(
             self._receiving, self._reads,
-            None if not options.glance_url else upstream_module.Upstream(
+            None if not options.glance_url else upstream_client.Upstream(
                 options.glance_url, options.glance_ca))
         self._lending = (None if self._cache is None
                          else self._cache.lending(self._reads))
@@ -251,7 +251,7 @@ class Daemon:
                 self._replicator.start()
             if self._messaging is not None:
                 self._messaging.start()
-            self._readers.submit(uploads_module.drop_leftovers,
+            self._readers.submit(replica_uploads.drop_leftovers,
                                  self._repository)
             self._control.ready = True
             systemd.notify('READY=1')
@@ -276,8 +276,8 @@ class Daemon:
         options, server = self._options, self._server
         endpoints = api.API(self._control, self._reads, self._receiving,
                             self._uploads,
-                            slices.Fetching(self._repository,
-                                            server.shared.stopping),
+                            slice_fetching.Fetching(self._repository,
+                                                    server.shared.stopping),
                             self._lending, self._repository.path,
                             self._scheduler.watchers,
                             server.shared.stopping,
@@ -302,12 +302,12 @@ class Daemon:
         if self._cache is not None:
             server.add(self._cache_listener(self._conf.cache.listen))
 
-    def _open_reading(self, image_id: str) -> readings.Reading:
+    def _open_reading(self, image_id: str) -> image_source.Reading:
         """Open an image for reading over NBD. Blocks the thread."""
         if self._cache is not None:
             # A guest looks at a disk's end before anything else.
             return self._cache.arrive(image_id, held_back=False)
-        return readings.Present(self._repository.open_image(image_id))
+        return image_source.Present(self._repository.open_image(image_id))
 
     def _listen_unix(self, option: str) -> socket.socket:
         """Listen on the Unix socket that an option names."""

@@ -42,7 +42,7 @@ class _Matching(types.String):
 
 
 _PATH = _Matching(r'^[^\0]*$', 'a path: it holds a NUL')
-# Those who have a right to store images (dedupd/serve/rights.py).
+# Those who have a right to store images (dedupd/serve/upload_rights.py).
 _NAME = r'(\*\.)?[^*\s][^*]*'
 _HOLDER = _Matching(
     f'^{_NAME}$', "the name of a certificate, with * only as its first label, "

@@ -12,9 +12,9 @@ import json
 import re
 from typing import Any
 
-from dedupd.http import upstream as upstream_module
-from dedupd.http.upstream import find
-from dedupd.http.upstream import Header
+from dedupd.http import upstream_client
+from dedupd.http.upstream_client import find
+from dedupd.http.upstream_client import Header
 
 #: The most bytes of an image's record.
 _MAX_RECORD = 1 << 20
@@ -22,7 +22,7 @@ _MAX_RECORD = 1 << 20
 _FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
 
 
-async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
+async def ask_first_byte(upstream: upstream_client.Upstream, target: str,
                          headers: list[Header]
                          ) -> tuple[int, int | None, list[Header]]:
     """Have Glance judge a request for an image's bytes.
@@ -37,7 +37,7 @@ async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
     with contextlib.closing(answer):
         # The rest of an answer that ignores the range is not read.
         match = _FIRST.fullmatch(
-            upstream_module.text(answer.headers, b'content-range'))
+            upstream_client.text(answer.headers, b'content-range'))
         size = None
         if (answer.status == 206 and match is not None
                 and find(answer.headers, b'content-encoding') is None
@@ -47,7 +47,7 @@ async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
     return answer.status, size, answer.headers
 
 
-async def ask_record(upstream: upstream_module.Upstream, target: str,
+async def ask_record(upstream: upstream_client.Upstream, target: str,
                      headers: list[Header]) -> tuple[int, dict[str, Any]]:
     """The status of Glance's answer, and, if that is 200, an image's record.
 

@@ -16,11 +16,11 @@ import hashlib
 import re
 
 from dedupd.http import messages
-from dedupd.http import upstream as upstream_module
-from dedupd.http.upstream import find
-from dedupd.http.upstream import Header
-from dedupd.http.upstream import text
-from dedupd.http.upstream import without
+from dedupd.http import upstream_client
+from dedupd.http.upstream_client import find
+from dedupd.http.upstream_client import Header
+from dedupd.http.upstream_client import text
+from dedupd.http.upstream_client import without
 from glance_dedup.base import imageids
 
 #: The target of a request for an image's record, or its bytes.
@@ -92,7 +92,7 @@ def md5_of(headers: list[Header]) -> str | None:
     return md5 if _MD5.fullmatch(md5) else None
 
 
-def span(answer: upstream_module.Answer) -> tuple[int, int, Facts] | None:
+def span(answer: upstream_client.Answer) -> tuple[int, int, Facts] | None:
     """Begin and end of the bytes that an answer announces, and their image.
 
     None: its body is not a part of an image as it is, or of no known length.
@@ -114,7 +114,7 @@ def span(answer: upstream_module.Answer) -> tuple[int, int, Facts] | None:
     return begin, end, Facts(size, md5_of(answer.headers))
 
 
-async def rest(upstream: upstream_module.Upstream, request: Asked,
+async def rest(upstream: upstream_client.Upstream, request: Asked,
                facts: Facts, sent: Sent) -> AsyncGenerator[memoryview, None]:
     """The bytes from `sent.handed` on, after those before are compared.
 
@@ -138,7 +138,7 @@ async def rest(upstream: upstream_module.Upstream, request: Asked,
                 yield piece
 
 
-async def _part(upstream: upstream_module.Upstream, request: Asked,
+async def _part(upstream: upstream_client.Upstream, request: Asked,
                 facts: Facts, offset: int, end: int
                 ) -> AsyncGenerator[memoryview, None]:
     """A part of the image, from Glance.
@@ -154,7 +154,7 @@ async def _part(upstream: upstream_module.Upstream, request: Asked,
         while left:
             piece = await answer.read()
             if not piece:
-                raise upstream_module.UpstreamError(
+                raise upstream_client.UpstreamError(
                     f'Glance ended image {request.image_id} at {end - left}')
             view = memoryview(piece)[skip:skip + left]
             skip -= min(skip, len(piece))
@@ -163,7 +163,7 @@ async def _part(upstream: upstream_module.Upstream, request: Asked,
                 yield view
 
 
-def _skipped(answer: upstream_module.Answer, facts: Facts, offset: int,
+def _skipped(answer: upstream_client.Answer, facts: Facts, offset: int,
              end: int) -> int:
     """How many bytes of an answer come before the range's.
 
@@ -178,5 +178,5 @@ def _skipped(answer: upstream_module.Answer, facts: Facts, offset: int,
     if answer.status == 200 and same and (
             text(answer.headers, b'content-length') == str(facts.size)):
         return offset
-    raise upstream_module.UpstreamError(
+    raise upstream_client.UpstreamError(
         f'Glance answers the request for the rest with {answer.status}')

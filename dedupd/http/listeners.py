@@ -18,7 +18,7 @@ from typing import Protocol
 import urllib.parse
 
 from dedupd.http import connection_limits
-from dedupd.http import router as router_module
+from dedupd.http import routing
 from glance_dedup.base import sockets
 
 
@@ -46,7 +46,7 @@ class Listener:
 
     name: str
     sock: socket.socket
-    router: router_module.Router | router_module.Relay | None
+    router: routing.Router | routing.Relay | None
     allowed: Callable[[int], bool] | None = None
     tls: Callable[[], tuple[ssl.SSLContext, bytes]] | None = None
     other: Callable[[socket.socket, connection_limits.Place],
@@ -55,7 +55,7 @@ class Listener:
         default_factory=connection_limits.Places)
 
     @property
-    def handlers(self) -> router_module.Router | router_module.Relay:
+    def handlers(self) -> routing.Router | routing.Relay:
         """What answers HTTP requests, if the protocol is HTTP."""
         if self.router is None:
             raise TypeError(f'{self.name} does not speak HTTP')

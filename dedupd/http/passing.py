@@ -11,8 +11,8 @@ from oslo_log import log
 from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import streams
-from dedupd.http import upload
-from dedupd.http import upstream as upstream_module
+from dedupd.http import upload_body
+from dedupd.http import upstream_client
 
 LOG = log.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
@@ -21,7 +21,7 @@ _STRANGERS = limited.Log(LOG)
 class Body:
     """The body of a passed-on answer, in the form that the server reads."""
 
-    def __init__(self, answer: upstream_module.Answer) -> None:
+    def __init__(self, answer: upstream_client.Answer) -> None:
         self._answer = answer
 
     async def asend(self, pour: streams.Pour | None) -> bytes:
@@ -36,13 +36,13 @@ class Body:
         self._answer.close()
 
 
-async def response(method: str, answer: upstream_module.Answer
+async def response(method: str, answer: upstream_client.Answer
                    ) -> messages.Response:
     """The response that passes an answer on."""
     found = messages.Response(answer.status, relayed=answer.headers,
                               reason=answer.reason)
     if method == 'HEAD' or answer.status in (204, 304):
-        with contextlib.suppress(upstream_module.UpstreamError):
+        with contextlib.suppress(upstream_client.UpstreamError):
             await answer.read()     # the end, which is all there is
         answer.close()
     else:
@@ -58,11 +58,11 @@ async def answer(message: messages.Message,
 
     :raises HTTPError: if that raises an UpstreamError
     """
-    uploads = upload.image_of(message) is not None
+    uploads = upload_body.image_of(message) is not None
     try:
-        return await (upload.answer(message, pass_on) if uploads
+        return await (upload_body.answer(message, pass_on) if uploads
                       else pass_on(message))
-    except upstream_module.UpstreamError as e:
+    except upstream_client.UpstreamError as e:
         warn(message, e)
         # A client tries again after a 503, as it would without us.
         raise messages.HTTPError(502 if uploads or e.malformed else 503,

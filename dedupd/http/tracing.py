@@ -33,7 +33,7 @@ from osprofiler import web
 
 from dedupd.http import messages
 from dedupd.http import streams
-from dedupd.http import upstream
+from dedupd.http import upstream_client
 from glance_dedup.base import tracing
 
 LOG = log.getLogger(__name__)
@@ -123,7 +123,7 @@ class Traces:
         return response
 
     def _begin(self, name: str, message: messages.Message
-               ) -> tuple[tracing.Span, list[upstream.Header]] | None:
+               ) -> tuple[tracing.Span, list[upstream_client.Header]] | None:
         """A span and the header that makes it a parent; None: no trace."""
         trace = self._verify(message.headers)
         if trace is None:
@@ -138,15 +138,15 @@ class Traces:
         finally:
             # The thread serves others, too.
             profiler.clean()
-        return span, [*upstream.without(message.headers, _INFO, _HMAC),
+        return span, [*upstream_client.without(message.headers, _INFO, _HMAC),
                       *((key.encode(), value.encode())
                         for key, value in signed.items())]
 
-    def _verify(self, headers: list[upstream.Header]
+    def _verify(self, headers: list[upstream_client.Header]
                 ) -> dict[str, str] | None:
         """The trace of a header, and its key; None if nobody signed it."""
-        info = upstream.text(headers, _INFO)
-        signature = upstream.text(headers, _HMAC)
+        info = upstream_client.text(headers, _INFO)
+        signature = upstream_client.text(headers, _HMAC)
         if not signature.isascii():     # not compared, but an error
             return None
         found = _utils.signed_unpack(info, signature, self._keys)

@@ -32,7 +32,7 @@ from dedupd.http import connection_limits
 from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import streams
-from dedupd.serve import readings
+from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import thread_pool
@@ -68,7 +68,8 @@ _META_CONTEXT = (nbd_protocol.Option.LIST_META_CONTEXT,
                  nbd_protocol.Option.SET_META_CONTEXT)
 _NO_DATA = (nbd_protocol.Option.LIST, nbd_protocol.Option.STRUCTURED_REPLY)
 #: Errors that reading may raise; any other is a bug of this program.
-_EXPECTED = (exceptions.RepositoryError, readings.ArrivalFailed, MemoryError)
+_EXPECTED = (exceptions.RepositoryError, image_source.ArrivalFailed,
+             MemoryError)
 
 
 class Exports:
@@ -85,7 +86,7 @@ class Exports:
 
     def __init__(self, path: str,
                  repository: image_repository.Repository,
-                 opener: Callable[[str], readings.Reading],
+                 opener: Callable[[str], image_source.Reading],
                  limits: messages.Limits, stopping: asyncio.Event) -> None:
         self._path = path
         self.repository = repository
@@ -252,7 +253,7 @@ class _Connection:
 
     # -- negotiation -------------------------------------------------------
 
-    async def _negotiate(self) -> readings.Reading | None:
+    async def _negotiate(self) -> image_source.Reading | None:
         """Negotiate until the client has an export; None: it gets none."""
         async with self._in_time():
             await self._send(nbd_protocol.GREETING)
@@ -293,7 +294,7 @@ class _Connection:
         return option, await self._input.take(length)
 
     async def _answer_option(self, option: int, data: bytes
-                             ) -> readings.Reading | None:
+                             ) -> image_source.Reading | None:
         """Answer an option; return the image to read, if it named one.
 
         :raises nbd_protocol.Invalid: if the data are invalid
@@ -343,7 +344,7 @@ class _Connection:
     # -- exports -----------------------------------------------------------
 
     async def _open(self, option: int, data: bytes
-                    ) -> readings.Reading | None:
+                    ) -> image_source.Reading | None:
         name, wanted = nbd_protocol.parse_go(data)
         try:
             reading = await self._reading(name)
@@ -368,7 +369,7 @@ class _Connection:
         self._keep_context(name)
         return reading if go else None
 
-    async def _open_old(self, data: bytes) -> readings.Reading:
+    async def _open_old(self, data: bytes) -> image_source.Reading:
         """Answer EXPORT_NAME, which the protocol cannot refuse."""
         try:
             reading = await self._reading(data)
@@ -385,7 +386,7 @@ class _Connection:
         self._keep_context(data)
         return reading
 
-    async def _reading(self, name: bytes) -> readings.Reading:
+    async def _reading(self, name: bytes) -> image_source.Reading:
         """:raises ImageNotFound: if no image has this name"""
         image_id = name.decode(errors='replace')
         if not imageids.is_image(image_id):
@@ -404,7 +405,7 @@ class _Connection:
 
     # -- transmission ------------------------------------------------------
 
-    async def _serve(self, reading: readings.Reading) -> None:
+    async def _serve(self, reading: image_source.Reading) -> None:
         exports = self._exports
         exports.served += 1
         LOG.debug('Image %s is exported.', self._name)
@@ -439,7 +440,7 @@ class _Connection:
                 await self._input.skip(request.length)
         return request
 
-    async def _answer(self, reading: readings.Reading,
+    async def _answer(self, reading: image_source.Reading,
                       request: nbd_protocol.Request) -> None:
         try:
             try:
@@ -459,7 +460,7 @@ class _Connection:
             # connect to the next daemon, and go on.
             raise streams.Disconnected('the daemon ends')
 
-    async def _perform(self, reading: readings.Reading,
+    async def _perform(self, reading: image_source.Reading,
                        request: nbd_protocol.Request) -> None:
         """:raises _Refused: if the request is invalid or not allowed"""
         command = request.command
@@ -516,7 +517,7 @@ class _Connection:
         else:
             await self._reply(nbd_protocol.simple_reply(request.cookie, error))
 
-    async def _read(self, reading: readings.Reading,
+    async def _read(self, reading: image_source.Reading,
                     request: nbd_protocol.Request) -> None:
         cookie, length = request.cookie, request.length
         whole = not self._structured or bool(
@@ -540,14 +541,14 @@ class _Connection:
                 await self._reply(reply)
             self._exports.sent += size
 
-    async def _fill(self, reading: readings.Reading, view: memoryview,
+    async def _fill(self, reading: image_source.Reading, view: memoryview,
                     offset: int) -> None:
         if await self._exports.run(reading.readinto, view,
                                    offset) != len(view):
             raise exceptions.DamagedError(
                 f'image {self._name} ended before its end')
 
-    async def _prefetch(self, reading: readings.Reading,
+    async def _prefetch(self, reading: image_source.Reading,
                         request: nbd_protocol.Request) -> None:
         """Bring a range into the caches, or have it fetched."""
         size = min(PIECE, request.length)
@@ -558,7 +559,7 @@ class _Connection:
                     reading, view[:request.end - offset], offset)
         await self._reply(nbd_protocol.simple_reply(request.cookie))
 
-    async def _tell_extents(self, reading: readings.Reading,
+    async def _tell_extents(self, reading: image_source.Reading,
                             request: nbd_protocol.Request) -> None:
         if self._context is None:
             raise _Refused(nbd_protocol.Error.EINVAL,

@@ -18,7 +18,7 @@ import shutil
 import struct
 from unittest import mock
 
-from dedupd.serve import incoming_replicas
+from dedupd.serve import replica_receiver
 from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import pull
 from tests.crash import deeds
@@ -80,7 +80,7 @@ def receive(stage):
     stage.create()
     side = os.path.dirname(stage.filters)
     with _sites(side, 512, 1024) as (home, other), stage.open() as repo, \
-            mock.patch.object(incoming_replicas, 'SYNC_BYTES', 20 * 512):
+            mock.patch.object(replica_receiver, 'SYNC_BYTES', 20 * 512):
         for image, spec in (('a', [(1, 40), (0, 8), (2, 30)]),
                             ('b', [(1, 40), (3, 30), (4, 10)])):
             repositories.put(home, image, make(spec))

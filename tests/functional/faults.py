@@ -307,13 +307,13 @@ def _away(path, state):
 
 
 def _receive(path, state):
-    from dedupd.serve import incoming_replicas
+    from dedupd.serve import replica_receiver
     from tests.support import replicas
     from tests.support import repositories
     state.setdefault('late', 'maybe')
     with repositories.open_repository(state['home']) as home, \
             repositories.open_repository(path, codec='none') as repo, \
-            mock.patch.object(incoming_replicas, 'SYNC_BYTES', 1):
+            mock.patch.object(replica_receiver, 'SYNC_BYTES', 1):
         replicas.receive(repo, home, 'late')
         state['late'] = 'there'
 
@@ -334,7 +334,7 @@ def _near(path, state):
 def _arrive(path, state):
     """Reading what is on its way."""
     from dedupd.compute.cache import arrival_list
-    from dedupd.serve import readings
+    from dedupd.serve import image_source
     from glance_dedup.transfer import pull
     from tests.support import fake_peer
     from tests.support import repositories
@@ -352,7 +352,7 @@ def _arrive(path, state):
             if plain != data_of('late'):
                 raise AssertionError('other bytes were read')
             state['late'] = 'there'
-        except readings.ArrivalFailed as e:
+        except image_source.ArrivalFailed as e:
             raise _Told(str(e)) from e
         finally:
             repositories.eventually(lambda: not arrivals._arrivals)

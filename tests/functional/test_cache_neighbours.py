@@ -39,14 +39,14 @@ def program(factor):
     return ['-c', 'from dedupd import main; import sys; '
             'from dedupd.compute.cache import block_lending, neighbours, '
             'proxy; '
-            'from dedupd.serve import reads; '
+            'from dedupd.serve import image_handlers; '
             f'factor = {factor}; '
             'neighbours.SILENT_SECONDS *= factor; '
             'neighbours.LOT_SECONDS *= factor; '
             'neighbours.CONNECT_SECONDS *= max(1, factor); '
             'neighbours.GREETING_SECONDS *= max(1, factor); '
             'block_lending.WAIT_SECONDS *= factor; '
-            'reads.STALLED *= max(1, factor); '
+            'image_handlers.STALLED *= max(1, factor); '
             'proxy.OPEN_SECONDS *= max(1, factor); sys.exit(main.main())']
 
 

@@ -48,7 +48,7 @@ def _program(more=''):
     """
     return ['-c', 'from dedupd import main; import sys; '
             'from dedupd.compute.cache import arrival_list, proxy; '
-            'from dedupd.serve import reads; '
+            'from dedupd.serve import image_handlers; '
             'from glance_dedup.transfer import pull; '
             'pull.SYNC_SECONDS = 0.5; '
             f'arrival_list.AWAY_SECONDS = {_AWAY}; '

@@ -111,7 +111,7 @@ def running(place, program, **options):
             **options) as daemon:
         daemon.program = [
             '-c', 'from dedupd import main; import sys; '
-            f'from dedupd.http import upstream; {program}; '
+            f'from dedupd.http import upstream_client; {program}; '
             'sys.exit(main.main())']
         daemon.server = server
         yield daemon.start()

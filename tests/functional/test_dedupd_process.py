@@ -489,7 +489,7 @@ def test_the_log_says_that_a_right_was_refused(remote):
         f'&sender={"cd" * 16}', b'x'), operator)
     assert answer.status == 403
     remote.wait_for(lambda: (
-        "WARNING dedupd.serve.rights [-] The certificate of 'operator'"
+        "WARNING dedupd.serve.upload_rights [-] The certificate of 'operator'"
         in remote.text()))
     assert ("may not upload: it lacks the right to upload. The option "
             'upload_from of this daemon gives it.') in remote.text()

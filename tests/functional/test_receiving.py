@@ -12,7 +12,7 @@ import urllib.parse
 
 import pytest
 
-from dedupd.serve import incoming_replicas
+from dedupd.serve import replica_receiver
 from glance_dedup.client import wire
 from glance_dedup.transfer import image_sending
 from tests.support import daemons
@@ -32,7 +32,7 @@ PATIENT = test_image_sending.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
 #: Takes each sender for silent between two signals, and none otherwise.
 SIGNALLED = [
     '-c', 'from dedupd import main; import itertools, signal, sys; '
-    'from dedupd.serve import incoming_replicas as incoming; '
+    'from dedupd.serve import replica_receiver as incoming; '
     'seconds = itertools.cycle([3600, 0]); '
     'change = lambda *_: setattr(incoming, "IDLE_SECONDS", next(seconds)); '
     'change(); incoming._SWEEP_SECONDS = 0.2; '
@@ -281,9 +281,9 @@ def test_another_lot_at_the_same_place(peer):
 
 def test_too_many_lots(peer):
     peer.begin()
-    for lot in peer.sending.lots[:incoming_replicas.LOTS]:
+    for lot in peer.sending.lots[:replica_receiver.LOTS]:
         assert peer.offer(lot).status == 200
-    refused(peer.offer(peer.sending.lots[incoming_replicas.LOTS]), 409,
+    refused(peer.offer(peer.sending.lots[replica_receiver.LOTS]), 409,
             'under way')
 
 
@@ -324,7 +324,7 @@ def test_lots_that_are_too_large(peer):
             400, '2049 blocks')
     refused(peer.post('/lots', extent(0, (1 << 30) + 1, 0), offset=0), 400,
             'zeros')
-    refused(peer.post('/lots', bytes(incoming_replicas.EXTENTS_BYTES + 1),
+    refused(peer.post('/lots', bytes(replica_receiver.EXTENTS_BYTES + 1),
                       offset=0), 413)
     assert peer.post('/lots', extent(0, 1 << 30, 0),
                      offset=0).status == 200
@@ -336,9 +336,9 @@ def test_lots_without_end(tmp_path):
         BLOCK, 1 << 20, 0, 1, 'sha256', bytes(16), 'fixed')
     path = repositories.create(tmp_path / 'here')
     with repositories.open_repository(path) as repository, (
-            contextlib.closing(incoming_replicas.Replica(
+            contextlib.closing(replica_receiver.Replica(
                 repository, 'one', header, ''))) as replica:
-        with pytest.raises(incoming_replicas.Conflict, match='may have'):
+        with pytest.raises(replica_receiver.Conflict, match='may have'):
             for offset in range(1 << 20):
                 replica.offer(offset, extent(offset, 1, 0))
     assert offset < 4000
@@ -421,7 +421,7 @@ def test_bad_frames(peer):
              'not asked for')):
         refused(peer.post('/blocks', bad, offset=0), 400, word,
                 peer.image_id)
-    refused(peer.post('/blocks', bytes(incoming_replicas.FRAMES_BYTES + 1),
+    refused(peer.post('/blocks', bytes(replica_receiver.FRAMES_BYTES + 1),
                       offset=0), 413)
     # The blocks are right, and the end is wrong.
     for lot, change, word in zip(peer.sending.lots, (
@@ -461,7 +461,7 @@ def test_any_bytes_that_change(peer):
 
 
 def test_a_commit_before_all_came(peer):
-    for lots in range(incoming_replicas.LOTS):
+    for lots in range(replica_receiver.LOTS):
         peer.begin()
         for lot in peer.sending.lots[:lots]:
             assert peer.offer(lot).status == 200
@@ -596,7 +596,7 @@ def test_memory(sites, tmp_path):
         daemon.start()
         before = daemon.memory()
         peers = []
-        for number in range(incoming_replicas.MAX_COUNT + 2):
+        for number in range(replica_receiver.MAX_COUNT + 2):
             image_id = f'memory-{number}'
             home.put(image_id, noise(24 << 20, image_id))
             sending = stack.enter_context(contextlib.closing(
@@ -604,7 +604,7 @@ def test_memory(sites, tmp_path):
                                  type(replicas.LOTS)(**big))))
             peer = Peer(daemon, sending, image_id)
             found = peer.begin()
-            if number >= incoming_replicas.MAX_COUNT:
+            if number >= replica_receiver.MAX_COUNT:
                 refused(found, 503, 'most at once')
                 continue
             peers.append(peer)
@@ -617,7 +617,7 @@ def test_memory(sites, tmp_path):
                                      offset=lot.offset).status == 200
         held = daemon.memory('VmHWM') - before
         # Blocks, what goes with each, and bodies.
-        most = incoming_replicas.MAX_COUNT * (3 * 12 + 16) << 20
+        most = replica_receiver.MAX_COUNT * (3 * 12 + 16) << 20
         assert 96 << 20 < held < most, held
         # Their turn comes when these are silent, or done.
         for peer in peers:
@@ -628,7 +628,7 @@ def test_memory(sites, tmp_path):
                                  offset=lot.offset).status == 200
             assert peer.post('/commit').status == 200
         assert daemon.stop() == 0
-    for number in range(incoming_replicas.MAX_COUNT):
+    for number in range(replica_receiver.MAX_COUNT):
         assert away.read(f'memory-{number}') == noise(
             24 << 20, f'memory-{number}')
     away.repo.close()
@@ -638,7 +638,7 @@ def test_too_many_requests_of_one(peer):
     """Bodies that drip: so many, and no more, are waited for."""
     peer.begin()
     with contextlib.ExitStack() as stack:
-        for _ in range(incoming_replicas.REQUESTS):
+        for _ in range(replica_receiver.REQUESTS):
             sock = stack.enter_context(peer.daemon.connect())
             sock.sendall(daemons.raw(
                 'POST', f'{peer.path}/lots?replica={peer.token}&offset=0',

@@ -16,7 +16,7 @@ import socket
 
 import pytest
 
-from dedupd.serve import sharing
+from dedupd.serve import memory_sharing
 from glance_dedup.client import client_errors
 from glance_dedup.client import shared_memory
 from tests.support import daemons
@@ -82,7 +82,7 @@ class Peer:
         return shared_memory.ANSWER.unpack(data) if data else None
 
     def memory(self):
-        return mmap.mmap(self.descriptors[0], sharing.MEMORY_BYTES,
+        return mmap.mmap(self.descriptors[0], memory_sharing.MEMORY_BYTES,
                          mmap.MAP_SHARED, mmap.PROT_READ)
 
     def close(self):
@@ -142,10 +142,10 @@ def test_many_at_once(daemon, content):
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(daemon.client())
         streams = [stack.enter_context(client.open_image('image'))
-                   for _ in range(sharing.SHARED_BYTES
-                                  // sharing.MEMORY_BYTES + 3)]
+                   for _ in range(memory_sharing.SHARED_BYTES
+                                  // memory_sharing.MEMORY_BYTES + 3)]
         assert [is_shared(s) for s in streams].count(False) == 3
-        assert shared_now(daemon) == sharing.SHARED_BYTES
+        assert shared_now(daemon) == memory_sharing.SHARED_BYTES
         found = [s.read(len(content)) for s in streams]
         assert all(data == content for data in found)
     daemon.wait_for(lambda: not shared_now(daemon))
@@ -193,7 +193,7 @@ def test_m1_the_memory_is_sealed_and_read_only(daemon):
         # Even the same user, who can open it for writing, cannot cut it.
         again = os.open(f'/proc/self/fd/{fd}', os.O_RDWR)
         try:
-            for size in (0, 2 * sharing.MEMORY_BYTES):
+            for size in (0, 2 * memory_sharing.MEMORY_BYTES):
                 with pytest.raises(PermissionError):
                     os.ftruncate(again, size)
         finally:
@@ -224,8 +224,9 @@ def test_m4_a_client_that_keeps_the_memory_pins_nothing(repository, content):
 
 
 @pytest.mark.parametrize('request_', [
-    (0, 0, 0), (0, 0, sharing.MEMORY_BYTES + 1), (0, 1, sharing.MEMORY_BYTES),
-    (0, sharing.MEMORY_BYTES, 1), (0, (1 << 32) - 1, 2),
+    (0, 0, 0), (0, 0, memory_sharing.MEMORY_BYTES + 1),
+    (0, 1, memory_sharing.MEMORY_BYTES),
+    (0, memory_sharing.MEMORY_BYTES, 1), (0, (1 << 32) - 1, 2),
     ((1 << 64) - 1, 0, 2), (8 * MIB, 0, 1), (7 * MIB - 4096, 0, 8192),
     (0, 0, (1 << 32) - 1)])
 def test_ranges_outside_of_image_or_memory_end_it(daemon, request_):

@@ -20,7 +20,7 @@ import pytest
 import xxhash
 
 from dedupd import rpc
-from dedupd.serve import incoming_replicas
+from dedupd.serve import replica_receiver
 from glance_dedup.base import exceptions
 from glance_dedup.cli import entry
 from glance_dedup.client import client_errors
@@ -252,7 +252,7 @@ def test_any_body_that_is_sent(at_length, sites, what):
             if len(header) != wire.RECIPE_HEADER_BYTES:
                 return
         sending.header = wire.RecipeHeader.unpack(
-            header, incoming_replicas.Bad)
+            header, replica_receiver.Bad)
         with sending.replica(away) as replica:
             for lot in sending.lots:
                 extents = (changed(lot.extents, changes) if what == 'lot'
@@ -274,8 +274,8 @@ def test_any_body_that_is_sent(at_length, sites, what):
         with contextlib.closing(replicas.Sending(home, 'image')) as sending:
             try:
                 send(sending, changes)
-            except (incoming_replicas.Bad, incoming_replicas.Conflict,
-                    incoming_replicas.Outdated,
+            except (replica_receiver.Bad, replica_receiver.Conflict,
+                    replica_receiver.Outdated,
                     exceptions.InvalidParameter) as e:
                 assert str(e)
         assert not away.images()

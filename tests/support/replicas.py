@@ -5,7 +5,7 @@
 import contextlib
 import types
 
-from dedupd.serve import incoming_replicas
+from dedupd.serve import replica_receiver
 from glance_dedup.client import wire
 from glance_dedup.transfer import image_sending
 
@@ -37,7 +37,7 @@ class Sending:
 
     def replica(self, repo, project=''):
         """One that begins; to be closed."""
-        return contextlib.closing(incoming_replicas.Replica(
+        return contextlib.closing(replica_receiver.Replica(
             repo, self.image.stat.image_id, self.header, project))
 
     def deliver(self, replica, lots=None):

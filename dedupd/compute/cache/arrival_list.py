@@ -18,7 +18,7 @@ from typing import Any
 from dedupd.compute.cache import arriving_image
 from dedupd.compute.cache import neighbour_caches
 from dedupd.http import limited
-from dedupd.serve import readings
+from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
 from glance_dedup.client import client_errors
@@ -82,7 +82,8 @@ class Arrivals:
         self._last_failure: dict[str, Any] | None = None
 
     def open(self, image_id: str, expected: arriving_image.Expected | None,
-             token: str | None, *, held_back: bool = True) -> readings.Reading:
+             token: str | None, *,
+             held_back: bool = True) -> image_source.Reading:
         """Open an image that is here or arrives, or else begin to pull it.
 
         This may take as long as the peer takes to answer.
@@ -115,7 +116,7 @@ class Arrivals:
 
     def _open_present(self, image_id: str,
                       expected: arriving_image.Expected | None
-                      ) -> readings.Present | None:
+                      ) -> image_source.Present | None:
         try:
             image = self._repository.open_image(image_id)
         except exceptions.ImageNotFound:
@@ -123,19 +124,19 @@ class Arrivals:
         if expected is not None and expected.size != image.size:
             size = image.size
             image.close()
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 f'image {image_id} has {size} bytes here, and '
                 f"{expected.size} by Glance's record")
-        return readings.Present(image)
+        return image_source.Present(image)
 
     def _require_near(self, image_id: str) -> None:
         if self._stopping:
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 f'image {image_id}: the daemon is stopping')
         until, why = self._away
         left = until - time.monotonic()
         if left > 0:
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 f'image {image_id}: {why}; it is asked again in {left:.0f} '
                 'seconds')
 
@@ -149,7 +150,7 @@ class Arrivals:
         try:
             with contextlib.ExitStack() as stack:
                 if not self._places.acquire(timeout=BUSY_SECONDS):
-                    raise readings.ArrivalFailed(
+                    raise image_source.ArrivalFailed(
                         f'image {image_id}: {PULLS} others are on their way')
                 stack.callback(self._places.release)
                 arrival = arriving_image.Arrival(
@@ -168,7 +169,7 @@ class Arrivals:
             with self._lock:
                 del self._arrivals[image_id]
             error = e if isinstance(e, Exception) else (
-                readings.ArrivalFailed(f'image {image_id}: interrupted'))
+                image_source.ArrivalFailed(f'image {image_id}: interrupted'))
             if not isinstance(e, exceptions.ImageExists):
                 self._note_failure(error, error)
             begun.set_exception(error)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from dedupd.compute.cache import neighbour_caches
 from dedupd.compute.cache import partial_image
-from dedupd.serve import readings
+from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import thread_pool
@@ -47,7 +47,7 @@ LAST_BYTES = 64 << 10
 _WAIT = 10.0
 
 
-class WrongImage(readings.ArrivalFailed):
+class WrongImage(image_source.ArrivalFailed):
     """The image that came is not the one that Glance means.
 
     So no response with bytes of it may end as if it were whole.
@@ -142,7 +142,7 @@ class Arrival:
         self._at_work = 0               # calls of readinto, and loans
         self._ended = self._over = self._cut = False
         self.failure: Exception | None = None
-        self.present: readings.Present | None = None
+        self.present: image_source.Present | None = None
         # The facts to compare the image with, and how.
         self._judge: Expected | None = None
         self._judged = False            # or about to be
@@ -150,7 +150,7 @@ class Arrival:
         try:
             self._source = source_peer.Peer(connect, image_id, token)
         except (OSError, ValueError) as e:
-            raise readings.ArrivalFailed(f'image {image_id}: {e}') from e
+            raise image_source.ArrivalFailed(f'image {image_id}: {e}') from e
         with contextlib.ExitStack() as stack:
             stack.callback(self._source.close)
             self._begin(stack, workers, neighbours)
@@ -228,7 +228,7 @@ class Arrival:
             why = (f'the peer knows no {name} of its bytes; run glance-dedup '
                    f'image verify --algorithm {name} there')
         if why is not None:
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 f'{self} cannot be read before all of it is here, since {why}')
 
     def _wrong(self, expected: Expected, why: str) -> WrongImage:
@@ -239,7 +239,8 @@ class Arrival:
     def close(self) -> None:
         """Release an arrival that was never run."""
         if self.partial is not None:
-            self.partial.end(readings.ArrivalFailed(f'{self} did not begin'))
+            self.partial.end(image_source.ArrivalFailed(
+                f'{self} did not begin'))
         self._holding.close()
 
     # -- the pull ---------------------------------------------------------
@@ -284,7 +285,7 @@ class Arrival:
 
     def _require_time(self) -> None:
         if self._cut:
-            raise readings.ArrivalFailed('the daemon is stopping')
+            raise image_source.ArrivalFailed('the daemon is stopping')
 
     def cut_off(self) -> None:
         """Make the pull fail, from any thread."""
@@ -350,7 +351,7 @@ class Arrival:
     def _become(self, image: openimages.Image) -> None:
         self._owner.arrived(self.image_id, self._judge)
         with self.changed:
-            self.present = readings.Present(image)
+            self.present = image_source.Present(image)
 
     def _use_other(self, error: exceptions.ImageExists) -> Exception | None:
         """Another upload of this id was committed first: use it if possible.
@@ -372,7 +373,7 @@ class Arrival:
         """Wake all who wait, and stop threads that nobody needs any more."""
         if cause is not None:
             kind = (WrongImage if isinstance(cause, WrongImage)
-                    else readings.ArrivalFailed)
+                    else image_source.ArrivalFailed)
             self.failure = kind(f'{self} does not arrive: {cause}')
         if self.partial is not None:
             self.partial.end(self.failure)
@@ -405,7 +406,7 @@ class Arrival:
     # -- reading ----------------------------------------------------------
 
     def open(self, expected: Expected | None, token: str | None,
-             held_back: bool) -> readings.Reading:
+             held_back: bool) -> image_source.Reading:
         """Let a client read the image.
 
         :param expected: what Glance says of the image to this client
@@ -425,7 +426,7 @@ class Arrival:
             if self._expected is None and not self._judged:
                 self._expected = expected
             if expected not in (None, self._expected):
-                raise readings.ArrivalFailed(
+                raise image_source.ArrivalFailed(
                     f'{self} is not compared with what Glance says of it now')
             reading = _Reading(self, held_back)
             self._readings.add(reading)
@@ -443,10 +444,10 @@ class Arrival:
         if isinstance(self.failure, WrongImage):
             raise WrongImage(str(self.failure))
         if self.failure is not None:
-            raise readings.ArrivalFailed(str(self.failure))
+            raise image_source.ArrivalFailed(str(self.failure))
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[readings.Present | None]:
+    def working(self) -> Iterator[image_source.Present | None]:
         """Prevent the release of anything meanwhile; yields `present`."""
         with self.changed:
             self._at_work += 1
@@ -472,7 +473,7 @@ class Arrival:
             self._at_work -= 1
         self._release()
 
-    def settled(self, seconds: float) -> readings.Present | None:
+    def settled(self, seconds: float) -> image_source.Present | None:
         """Wait until a pull that has ended has a result.
 
         REQUIRES: the caller prevents the release.
@@ -573,7 +574,7 @@ class _Reading:
                 OSError) as e:
             if self.here:
                 return 0
-            raise readings.ArrivalFailed(f'{arrival}: {e}') from e
+            raise image_source.ArrivalFailed(f'{arrival}: {e}') from e
 
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
         with self._arrival.working() as present:

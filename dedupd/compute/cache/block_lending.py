@@ -27,8 +27,8 @@ from dedupd.compute.cache import partial_image
 from dedupd.http import messages
 from dedupd.http import ranges
 from dedupd.http import streams
-from dedupd.serve import readings
-from dedupd.serve import reads as reads_module
+from dedupd.serve import image_handlers
+from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
@@ -80,7 +80,7 @@ class Loan:
                     present = self._arrival.settled(WAIT_SECONDS)
             return [] if present is None else self._of_image(present)
 
-    def _of_image(self, image: readings.Present) -> list[bytes]:
+    def _of_image(self, image: image_source.Present) -> list[bytes]:
         """Frames of an image that is here by now."""
         self._rest = image_assembly.ranges(self._wanted) + self._rest
         self._wanted = {}
@@ -101,7 +101,7 @@ class Loan:
             try:
                 self._wanted, self._rest = self._partial.cut(
                     self._rest, WAIT_SECONDS)
-            except (client_errors.ClientError, readings.ArrivalFailed,
+            except (client_errors.ClientError, image_source.ArrivalFailed,
                     OSError):
                 return []               # it has not been described here
             self._fetched = None
@@ -156,7 +156,7 @@ class Lending:
     :param by_token: whether images arrive with their users' tokens
     """
 
-    def __init__(self, repository_id: str, reads: reads_module.Reads,
+    def __init__(self, repository_id: str, reads: image_handlers.Reads,
                  arrivals: arrival_list.Arrivals, by_token: bool) -> None:
         self._headers = {'Dedup-Repository': repository_id}
         self._reads = reads
@@ -226,7 +226,7 @@ class Lending:
         """Check that a request may have blocks of an arriving image."""
         # Check again: receiving a body in between takes its time.
         _, said = await self._reads.permit(request, arrival.image_id)
-        if reads_module.needs_no_token(request):
+        if image_handlers.needs_no_token(request):
             return
         try:
             if not self._by_token:
@@ -242,9 +242,9 @@ class Lending:
                         frames: AsyncGenerator[Any, streams.Pour | None]
                         ) -> messages.Response:
         return messages.Response(
-            200, {**self._headers, 'Content-Type': reads_module.FRAMES_TYPE,
+            200, {**self._headers, 'Content-Type': image_handlers.FRAMES_TYPE,
                   'Dedup-Stored': str(stored)},
-            await reads_module.primed(self._counted(frames)))
+            await image_handlers.primed(self._counted(frames)))
 
     async def _counted(self, frames: AsyncGenerator[Any, streams.Pour | None]
                        ) -> AsyncGenerator[Any, streams.Pour | None]:

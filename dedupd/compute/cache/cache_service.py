@@ -23,9 +23,9 @@ from dedupd.compute.cache import glance_proxy
 from dedupd.compute.cache import neighbour_caches
 from dedupd.compute.cache import offered_images
 from dedupd.http import listeners
-from dedupd.http import upstream as upstream_module
-from dedupd.serve import readings
-from dedupd.serve import reads as reads_module
+from dedupd.http import upstream_client
+from dedupd.serve import image_handlers
+from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
@@ -162,14 +162,14 @@ class Cache:
         self._evict = evict
         self._offers = (offered_images.File(conf.dedupd.datadir)
                         if conf.cache.nova_base else None)
-        self._upstream = upstream_module.Upstream(conf.dedupd.glance_url,
+        self._upstream = upstream_client.Upstream(conf.dedupd.glance_url,
                                                   conf.dedupd.glance_ca)
         self._traces = None
         if conf.profiler.enabled:
             tracing, options = _tracing(conf)
             self._traces = tracing.Traces(options)
 
-    def proxy(self, reads: reads_module.Reads) -> glance_proxy.Proxy:
+    def proxy(self, reads: image_handlers.Reads) -> glance_proxy.Proxy:
         """Make the proxy that answers for Glance."""
         # Only an operator may send blocks, since their fingerprints alone
         # would be enough to get them.
@@ -184,7 +184,7 @@ class Cache:
             self._traces)
         return self._proxy
 
-    def lending(self, reads: reads_module.Reads) -> block_lending.Lending:
+    def lending(self, reads: image_handlers.Reads) -> block_lending.Lending:
         """Make what gives neighbours blocks."""
         self._lending = block_lending.Lending(
             self._repository.repository_id, reads, self.arrivals,
@@ -202,7 +202,7 @@ class Cache:
                 and image_id in self._offers.offers())
 
     def arrive(self, image_id: str, held_back: bool = True
-               ) -> readings.Reading:
+               ) -> image_source.Reading:
         """Open an image that is here or begins to arrive, for this host.
 
         Nobody asks Glance about it, so only a host that the peer takes for an
@@ -235,7 +235,7 @@ class Cache:
         if offer is None:
             return None
         if self.held.is_wrong(image_id, offer.expected.mark):
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 f'image {image_id}: the storing host has another one')
         return offer.expected
 

@@ -24,9 +24,9 @@ from oslo_log import log
 from dedupd.http import glance
 from dedupd.http import limited
 from dedupd.http import messages
-from dedupd.http import upstream as upstream_module
-from dedupd.http.upstream import Header
-from dedupd.http.upstream import without
+from dedupd.http import upstream_client
+from dedupd.http.upstream_client import Header
+from dedupd.http.upstream_client import without
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import thread_pool
@@ -138,7 +138,7 @@ class Uploads:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 upstream: upstream_module.Upstream,
+                 upstream: upstream_client.Upstream,
                  connect: Callable[[], daemon_client.Client]) -> None:
         self._repository = repository
         self._upstream = upstream
@@ -206,7 +206,7 @@ class Uploads:
             return (await glance.ask_record(
                 self._upstream, target.removesuffix('/file'),
                 without(headers, *_OF_BODY)))[1]
-        except (upstream_module.UpstreamError, ValueError):
+        except (upstream_client.UpstreamError, ValueError):
             return {}
 
     def _begin(self, record: dict[str, Any]) -> Kept:

@@ -38,13 +38,13 @@ from dedupd.http import messages
 from dedupd.http import passing
 from dedupd.http import ranges
 from dedupd.http import streams
-from dedupd.http import upload
-from dedupd.http import upstream as upstream_module
-from dedupd.http.upstream import Header
-from dedupd.http.upstream import text
-from dedupd.http.upstream import without
-from dedupd.serve import readings
-from dedupd.serve import reads as reads_module
+from dedupd.http import upload_body
+from dedupd.http import upstream_client
+from dedupd.http.upstream_client import Header
+from dedupd.http.upstream_client import text
+from dedupd.http.upstream_client import without
+from dedupd.serve import image_handlers
+from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
 from glance_dedup.client import client_errors
@@ -58,7 +58,7 @@ OPEN_SECONDS = 30.0
 #: Threads that open images.
 _THREADS = 16
 
-_FAILURES = (readings.ArrivalFailed, client_errors.ClientError,
+_FAILURES = (image_source.ArrivalFailed, client_errors.ClientError,
              exceptions.RepositoryError, OSError, ValueError)
 
 
@@ -85,9 +85,9 @@ class Proxy:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 upstream: upstream_module.Upstream,
+                 upstream: upstream_client.Upstream,
                  arrivals: arrival_list.Arrivals,
-                 held: cache_catalog.Held, reads: reads_module.Reads,
+                 held: cache_catalog.Held, reads: image_handlers.Reads,
                  uploads: cached_uploads.Uploads | None,
                  is_kept: Callable[[str], bool], peer: str,
                  traces: Any = None) -> None:
@@ -115,7 +115,7 @@ class Proxy:
     async def _answer(self, message: messages.Message, facts: dict[str, Any]
                       ) -> messages.Response:
         """Answer a request, and add to what its span tells."""
-        headers = upstream_module.end_to_end(message.headers)
+        headers = upstream_client.end_to_end(message.headers)
         self._counts['requests'] += 1
         if any(self._name in value for name, value in headers
                if name.lower() == b'via'):
@@ -152,7 +152,7 @@ class Proxy:
 
     async def _pass_on(self, message: messages.Message, headers: list[Header]
                        ) -> messages.Response:
-        image_id = upload.image_of(message)
+        image_id = upload_body.image_of(message)
         if self._uploads is None or image_id is None:
             return await self._relay(message, headers, message.body)
         return await self._uploads.put(
@@ -219,12 +219,12 @@ class Proxy:
             raise _NotFromHere('range')
         body = self._bytes(
             asked, allowed, expected,
-            reads_module.Course(reading, begin, end,
-                                proven=expected is None))
+            image_handlers.Course(reading, begin, end,
+                                  proven=expected is None))
         headers = [*allowed.headers,
                    (b'Content-Length', b'%d' % (end - begin))]
         response = messages.Response(200, relayed=headers, length=end - begin,
-                                     body=await reads_module.primed(body))
+                                     body=await image_handlers.primed(body))
         if asked.range is not None:
             response.status = 206
             headers.append((b'Content-Range', b'bytes %d-%d/%d' % (
@@ -243,7 +243,7 @@ class Proxy:
         try:
             _, size, headers = await glance.ask_first_byte(
                 self._upstream, asked.target, asked.headers)
-        except upstream_module.UpstreamError:
+        except upstream_client.UpstreamError:
             raise _NotFromHere('unavailable')   # as Glance's answer will say
         if size is None:
             raise _NotFromHere('refused')
@@ -252,7 +252,7 @@ class Proxy:
             without(headers, b'content-range', b'content-length'))
 
     async def _open(self, asked: image_parts.Asked, allowed: _Allowed
-                    ) -> tuple[readings.Reading,
+                    ) -> tuple[image_source.Reading,
                                arriving_image.Expected | None]:
         """Open the image that is here, or that arrives.
 
@@ -282,24 +282,24 @@ class Proxy:
             raise _NotFromHere('failed')
 
     def _open_present(self, image_id: str, allowed: _Allowed
-                      ) -> readings.Reading | None:
+                      ) -> image_source.Reading | None:
         if self._held.fits(image_id, allowed.size, allowed.md5):
             with contextlib.suppress(exceptions.ImageNotFound):
-                return readings.Present(
+                return image_source.Present(
                     self._repository.open_image(image_id))
         return None
 
     def _open_arriving(self, image_id: str,
                        expected: arriving_image.Expected, token: str | None
-                       ) -> readings.Reading:
+                       ) -> image_source.Reading:
         if not self._held.fits(image_id, expected.size, expected.md5):
             # The image here by this name is, or may be, another one.
             self._held.drop(image_id)
         reading = self._arrivals.open(image_id, expected, token)
-        if isinstance(reading, readings.Present) and (
+        if isinstance(reading, image_source.Present) and (
                 not self._held.fits(image_id, expected.size, expected.md5)):
             reading.close()
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 'it has just been stored by somebody else, who did not '
                 'compare it')
         return reading
@@ -312,7 +312,7 @@ class Proxy:
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             future.add_done_callback(_close_late)
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 f'it did not begin within {OPEN_SECONDS:g} seconds') from None
         except asyncio.CancelledError:
             future.add_done_callback(_close_late)   # nobody waits any more
@@ -325,7 +325,7 @@ class Proxy:
             _, record = await glance.ask_record(
                 self._upstream, asked.target.removesuffix('/file'),
                 without(asked.headers, b'accept', b'accept-encoding'))
-        except (upstream_module.UpstreamError, ValueError):
+        except (upstream_client.UpstreamError, ValueError):
             return None
         return _expectation(record, asked.image_id, allowed)
 
@@ -333,7 +333,7 @@ class Proxy:
 
     async def _bytes(self, asked: image_parts.Asked, allowed: _Allowed,
                      expected: arriving_image.Expected | None,
-                     course: reads_module.Course
+                     course: image_handlers.Course
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A range of the image, from the cache as far as possible.
 

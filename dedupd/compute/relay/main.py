@@ -23,9 +23,9 @@ from oslo_log import log
 
 from dedupd.compute.relay import liveness
 from dedupd.compute.relay import request_relay
+from dedupd.http import http_server
 from dedupd.http import listeners
-from dedupd.http import server as server_module
-from dedupd.http import upstream
+from dedupd.http import upstream_client
 from dedupd import logs
 from dedupd import meditation
 from dedupd import settings
@@ -83,12 +83,13 @@ async def _run(conf: cfg.ConfigOpts, sockets: list[socket.socket]) -> None:
         'Event loop': lambda: meditation.tasks_of(loop)})
     pulse = liveness.Pulse(conf.dedupd.socket)
     where = conf.cache.listen
-    cache = upstream.Upstream(
+    cache = upstream_client.Upstream(
         f'unix:{where}' if listeners.is_path(where) else f'http://{where}',
         patience=PATIENCE, watch=pulse.watch)
-    glance = upstream.Upstream(conf.dedupd.glance_url, conf.dedupd.glance_ca)
+    glance = upstream_client.Upstream(conf.dedupd.glance_url,
+                                      conf.dedupd.glance_ca)
     relay = request_relay.Relay(cache, glance, pulse)
-    server = server_module.Server(conf.dedupd)
+    server = http_server.Server(conf.dedupd)
     looking = asyncio.create_task(pulse.run())
     for sock in sockets:
         server.add(listeners.Listener('relay', sock, relay.serve))

@@ -27,8 +27,8 @@ from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import passing
 from dedupd.http import streams
-from dedupd.http import upstream as upstream_module
-from dedupd.http.upstream import Header
+from dedupd.http import upstream_client
+from dedupd.http.upstream_client import Header
 
 LOG = log.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
@@ -42,8 +42,8 @@ class Relay:
     :param pulse: knows whether the cache lives
     """
 
-    def __init__(self, cache: upstream_module.Upstream,
-                 glance: upstream_module.Upstream,
+    def __init__(self, cache: upstream_client.Upstream,
+                 glance: upstream_client.Upstream,
                  pulse: liveness.Pulse) -> None:
         self._cache = cache
         self._glance = glance
@@ -53,7 +53,7 @@ class Relay:
 
     async def serve(self, message: messages.Message) -> messages.Response:
         """Answer any request."""
-        headers = upstream_module.end_to_end(message.headers)
+        headers = upstream_client.end_to_end(message.headers)
         if any(self._name in value for name, value in headers
                if name.lower() == b'via'):
             raise messages.HTTPError(
@@ -82,7 +82,7 @@ class Relay:
 
     async def _from_cache(self, message: messages.Message,
                           headers: list[Header]
-                          ) -> upstream_module.Answer | None:
+                          ) -> upstream_client.Answer | None:
         """The cache's answer; None: Glance is to be asked.
 
         :raises UpstreamError: if the cache may have done something, and failed
@@ -92,11 +92,11 @@ class Relay:
         try:
             answer = await self._cache.ask(message.method, message.target,
                                            headers, message.body)
-        except upstream_module.Unreached as e:
+        except upstream_client.Unreached as e:
             self._pulse.missed(e)
             return None
-        except upstream_module.UpstreamError as e:
-            if not upstream_module.may_repeat(message.method, message.body):
+        except upstream_client.UpstreamError as e:
+            if not upstream_client.may_repeat(message.method, message.body):
                 raise
             passing.warn(message, e)
             return None
@@ -104,7 +104,7 @@ class Relay:
         return answer
 
     async def _whole(self, asked: image_parts.Asked,
-                     answer: upstream_module.Answer, begin: int, end: int,
+                     answer: upstream_client.Answer, begin: int, end: int,
                      facts: image_parts.Facts) -> AsyncGenerator[Any, None]:
         """The bytes of an answer, to their announced end.
 
@@ -120,7 +120,7 @@ class Relay:
                     handed += len(piece)
                     yield piece
                 return
-            except upstream_module.UpstreamError as e:
+            except upstream_client.UpstreamError as e:
                 _STRANGERS.warning(
                     'Image %s comes from Glance from byte %d on: %s',
                     asked.image_id, handed, e)
@@ -134,7 +134,7 @@ class Relay:
 class _Body:
     """The pieces of an answer, whose connection is released in any case."""
 
-    def __init__(self, answer: upstream_module.Answer,
+    def __init__(self, answer: upstream_client.Answer,
                  pieces: AsyncGenerator[Any, None]) -> None:
         self._answer = answer
         self._pieces = pieces

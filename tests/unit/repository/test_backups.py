@@ -14,7 +14,7 @@ import pytest
 from dedupd.compute.cache import cache_catalog
 from dedupd import figures
 from dedupd.http import messages
-from dedupd.serve import reads
+from dedupd.serve import image_handlers
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import imageids
@@ -297,7 +297,8 @@ def test_a_user_s_token_opens_none(repo, command, backup):
     assert command('image', 'verify', '--no-glance', backup)[0] == 0
     put(repo, 'twin', DATA)
     assert command('image', 'verify', '--no-glance', 'twin')[0] == 0
-    served = reads.Reads(repo, thread_pool.Workers('read', 1), Everything())
+    served = image_handlers.Reads(repo, thread_pool.Workers('read', 1),
+                                  Everything())
 
     def ask(image_id, peer, **headers):
         request = messages.Request('GET', {}, headers, peer, b'')

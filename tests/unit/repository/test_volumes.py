@@ -17,9 +17,9 @@ import pytest
 from dedupd.compute.cache import cache_catalog
 from dedupd import figures
 from dedupd.http import messages
-from dedupd.serve import incoming_replicas
-from dedupd.serve import reads
-from dedupd.serve import rights
+from dedupd.serve import image_handlers
+from dedupd.serve import replica_receiver
+from dedupd.serve import upload_rights
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
@@ -399,13 +399,13 @@ def status_of(handler, *arguments):
 
 
 def test_no_replica_comes_under_such_an_id(repo, part):
-    receiving = incoming_replicas.Receiving(repo, rights.Rights(
-        {right.option: [] for right in rights.RIGHTS}))
+    receiving = replica_receiver.Receiving(repo, upload_rights.Rights(
+        {right.option: [] for right in upload_rights.RIGHTS}))
     assert status_of(receiving.begin, request(), part) == 400
 
 
 def test_the_daemon_serves_none(repo, part):
-    served = reads.Reads(repo, thread_pool.Workers('read', 1))
+    served = image_handlers.Reads(repo, thread_pool.Workers('read', 1))
     assert status_of(served.permit, request(), part) == 404
 
 

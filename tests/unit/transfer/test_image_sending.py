@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from dedupd.serve import incoming_replicas
+from dedupd.serve import replica_receiver
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import locations
@@ -95,7 +95,7 @@ def soon(monkeypatch):
 def program(**constants):
     """A daemon with other constants of its receiving."""
     return ['-c', 'from dedupd import main; import sys; '
-            'from dedupd.serve import incoming_replicas; '
+            'from dedupd.serve import replica_receiver; '
             f'vars(incoming_replicas).update({constants}); '
             'sys.exit(main.main())']
 
@@ -724,7 +724,7 @@ def test_the_sender_is_killed(home, away, lots, monkeypatch):
 def test_many_images_at_once(home, away, daemon, monkeypatch):
     """As many as the receiver takes; the others wait for their turn."""
     monkeypatch.setattr(image_sending, 'BUSY_PAUSE', 0.1)
-    names = [f'image-{n}' for n in range(incoming_replicas.MAX_COUNT + 3)]
+    names = [f'image-{n}' for n in range(replica_receiver.MAX_COUNT + 3)]
     for seed, name in enumerate(names):
         home.put(name, noise(200 * BLOCK, seed))
     errors = []

@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.http import image_parts
 from dedupd.http import messages
-from dedupd.http import upstream as upstream_module
+from dedupd.http import upstream_client
 
 ID = '3f0b2a4c-5d1e-4c7a-9b60-0d4a8f1c2e33'
 TARGET = f'/v2/images/{ID}/file'
@@ -43,7 +43,7 @@ class Glance:
 
     async def ask(self, method, target, headers, body=None):
         assert (method, target, body) == ('GET', TARGET, None)
-        part = upstream_module.text(headers, b'range')
+        part = upstream_client.text(headers, b'range')
         self.asked.append(part)
         begin, _, last = part.removeprefix('bytes=').partition('-')
         self.answer = Answer(
@@ -66,7 +66,7 @@ def rest(glance, begin, handed, end, digest, facts=FACTS):
 
     try:
         asyncio.run(collect())
-    except (image_parts.OtherImage, upstream_module.UpstreamError) as e:
+    except (image_parts.OtherImage, upstream_client.UpstreamError) as e:
         return bytes(found), e
     return bytes(found), None
 
@@ -105,7 +105,7 @@ def test_other_bytes_before(at):
 
 def drop(name):
     def change(answer):
-        answer.headers = upstream_module.without(answer.headers, name)
+        answer.headers = upstream_client.without(answer.headers, name)
     return change
 
 
@@ -131,7 +131,7 @@ def state(status):
 def test_an_answer_that_is_not_of_this_image(change):
     glance = Glance(change=change)
     found, error = rest(glance, 0, 400, 1000, sha(DATA[:400]))
-    assert found == b'' and isinstance(error, upstream_module.UpstreamError)
+    assert found == b'' and isinstance(error, upstream_client.UpstreamError)
     assert glance.answer.closed
 
 
@@ -160,7 +160,7 @@ def test_glance_ends_too_early(length):
         answer.body = answer.body[:length]
 
     found, error = rest(Glance(change=change), 0, 400, 1000, sha(DATA[:400]))
-    assert isinstance(error, upstream_module.UpstreamError)
+    assert isinstance(error, upstream_client.UpstreamError)
     assert found == DATA[400:max(length, 400)]
 
 

@@ -19,7 +19,7 @@ import pytest
 from dedupd.compute.cache import arrival_list
 from dedupd.compute.cache import arriving_image
 from dedupd.compute.cache import partial_image
-from dedupd.serve import readings
+from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.client import client_errors
@@ -436,7 +436,7 @@ def test_parameters_that_differ(tmp_path):
     data = mixture(5_000_001)
     with serving(Hosts(tmp_path, block_size=8192)) as hosts:
         expected = hosts.put(data)
-        with pytest.raises(readings.ArrivalFailed, match='8192'):
+        with pytest.raises(image_source.ArrivalFailed, match='8192'):
             hosts.arrivals.open('one', expected, None)
         hosts.ended()
         assert hosts.arrived == [('one', expected)]
@@ -461,16 +461,16 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
         if block_size == 4096:
             reading = hosts.arrivals.open('one', expected, None)
             last = len(data) - arriving_image.LAST_BYTES
-            with pytest.raises(readings.ArrivalFailed,
+            with pytest.raises(image_source.ArrivalFailed,
                                match="by Glance's record"):
                 read_at(reading, last, 1)
             # What was read before is not the whole of anything.
             assert reading.available(0) == last
-            with pytest.raises(readings.ArrivalFailed):
+            with pytest.raises(image_source.ArrivalFailed):
                 follow(reading)
             reading.close()
         else:
-            with pytest.raises(readings.ArrivalFailed):
+            with pytest.raises(image_source.ArrivalFailed):
                 hosts.arrivals.open('one', expected, None)
             hosts.ended()
         hosts.require_nothing_of('one')
@@ -522,12 +522,12 @@ def test_the_last_piece_is_held_back(hosts, monkeypatch):
 
 def test_another_size(hosts):
     hosts.put(noise(MIB))
-    with pytest.raises(readings.ArrivalFailed, match='1048575'):
+    with pytest.raises(image_source.ArrivalFailed, match='1048575'):
         hosts.arrivals.open('one', arriving_image.Expected(MIB - 1), None)
     hosts.require_nothing_of('one')
     assert hosts.relay.requests['blocks'] == 0
     repositories.put(hosts.ours, 'one', b'here')
-    with pytest.raises(readings.ArrivalFailed, match='4 bytes here'):
+    with pytest.raises(image_source.ArrivalFailed, match='4 bytes here'):
         hosts.arrivals.open('one', arriving_image.Expected(MIB), None)
 
 
@@ -541,7 +541,7 @@ def test_who_knows_the_hash_comes_later(hosts):
     repositories.eventually(lambda: first.available(0), LIMIT)
     second = hosts.arrivals.open('one', wrong, None)
     hosts.relay.allow(None)
-    with pytest.raises(readings.ArrivalFailed, match='0' * 32):
+    with pytest.raises(image_source.ArrivalFailed, match='0' * 32):
         follow(second)
     first.close()
     second.close()
@@ -570,7 +570,7 @@ def test_nothing_is_read_early_of_bytes_that_nobody_hashed(hosts, known,
     expected = found if expected == 'sha512' else None
     for held_back in (True, False):
         hosts.relay.left = 0
-        with pytest.raises(readings.ArrivalFailed,
+        with pytest.raises(image_source.ArrivalFailed,
                            match='sha512.* image verify'):
             hosts.arrivals.open('one', expected, None, held_back=held_back)
     hosts.relay.allow(None)
@@ -599,7 +599,7 @@ def test_a_client_for_whose_hash_nobody_compared_it(hosts):
     found = hosts.put(data, known={'md5': hashes_of(data)['md5']})
     hosts.relay.left = 0
     first = hosts.arrivals.open('one', None, None)
-    with pytest.raises(readings.ArrivalFailed, match='image verify'):
+    with pytest.raises(image_source.ArrivalFailed, match='image verify'):
         hosts.arrivals.open('one', found, None)
     with pytest.raises(arriving_image.WrongImage):
         hosts.arrivals.open(
@@ -634,7 +634,7 @@ def test_wrong_blocks(hosts, monkeypatch, change, places):
                       lambda *args: change(list(blocks(*args))))
         reading = hosts.arrivals.open('one', expected, None)
         for offset in (*places, len(data) - 2 * BLOCK):
-            with pytest.raises(readings.ArrivalFailed) as caught:
+            with pytest.raises(image_source.ArrivalFailed) as caught:
                 read_at(reading, offset, 2 * BLOCK)
             assert hosts.relay.address in str(caught.value)
         reading.close()
@@ -657,7 +657,7 @@ def test_a_description_longer_than_the_image(hosts, monkeypatch):
     monkeypatch.setattr(wire.RecipeHeader, 'most_blocks', 10)
     hosts.put(noise(MIB + 1000))
     reading = hosts.arrivals.open('one', None, None)
-    with pytest.raises(readings.ArrivalFailed, match='more blocks'):
+    with pytest.raises(image_source.ArrivalFailed, match='more blocks'):
         read_at(reading, 0, 1)
     reading.close()
     hosts.require_nothing_of('one')
@@ -682,20 +682,20 @@ def test_the_peer_dies(hosts, monkeypatch):
     repositories.eventually(lambda: reading.available(0) > 3 * MIB, LIMIT)
     hosts.daemon.kill()
     hosts.relay.allow(None)
-    with pytest.raises(readings.ArrivalFailed, match='does not arrive'):
+    with pytest.raises(image_source.ArrivalFailed, match='does not arrive'):
         read_at(reading, len(data) - 1, 1)
-    with pytest.raises(readings.ArrivalFailed):
+    with pytest.raises(image_source.ArrivalFailed):
         read_at(reading, 5 * MIB, 1)
     have = reading.available(0)
     assert read_at(reading, 0, have) == data[:have]
-    with pytest.raises(readings.ArrivalFailed):
+    with pytest.raises(image_source.ArrivalFailed):
         reading.available(have)
     reading.close()
     hosts.require_nothing_of('one')
     # For a while it is not asked, and nobody waits for it.
     requests = hosts.relay.requests.total()
     hosts.daemon.start()
-    with pytest.raises(readings.ArrivalFailed, match='asked again in'):
+    with pytest.raises(image_source.ArrivalFailed, match='asked again in'):
         hosts.arrivals.open('one', expected, None)
     assert hosts.relay.requests.total() == requests
     hosts.arrivals._away = 0.0, ''
@@ -721,7 +721,7 @@ def test_a_peer_that_is_away(hosts, tmp_path, monkeypatch):
     with pytest.raises(client_errors.DaemonUnavailable):
         arrivals.open('one', None, None)
     for image_id in ('one', 'two'):
-        with pytest.raises(readings.ArrivalFailed, match='nobody'):
+        with pytest.raises(image_source.ArrivalFailed, match='nobody'):
             arrivals.open(image_id, None, None)
     assert len(asked) == 1
     repositories.put(hosts.ours, 'two', b'two')
@@ -736,7 +736,7 @@ def test_it_is_not_there(hosts):
 
 
 def test_a_client_that_cannot_be_made(hosts):
-    with pytest.raises(readings.ArrivalFailed, match='printable'):
+    with pytest.raises(image_source.ArrivalFailed, match='printable'):
         hosts.arrivals.open('one', None, 'a\nb')
     hosts.require_nothing_of('one')
 
@@ -769,7 +769,7 @@ def test_all_tokens_expire(hosts):
     hosts.relay.refused |= {'old', 'older'}
     hosts.relay.allow(None)
     for reading in (first, second):
-        with pytest.raises(readings.ArrivalFailed, match='401') as e:
+        with pytest.raises(image_source.ArrivalFailed, match='401') as e:
             follow(reading)
         assert 'old' not in str(e.value).replace('older', '')
         reading.close()
@@ -813,7 +813,7 @@ def test_another_upload_commits_first(hosts, size, known):
         assert follow(reading) == data
         hosts.ended()
     else:
-        with pytest.raises(readings.ArrivalFailed, match='exists'):
+        with pytest.raises(image_source.ArrivalFailed, match='exists'):
             follow(reading)
     reading.close()
     assert hosts.ours.stat('one').upload_id == upload
@@ -827,7 +827,7 @@ def test_only_some_arrive_at_once(hosts, monkeypatch):
     opened = [hosts.arrivals.open(name, None, None) for name in names[:-1]]
     with monkeypatch.context() as patch:
         patch.setattr(arrival_list, 'BUSY_SECONDS', 0.1)
-        with pytest.raises(readings.ArrivalFailed, match='others are on'):
+        with pytest.raises(image_source.ArrivalFailed, match='others are on'):
             hosts.arrivals.open(names[-1], None, None)
     hosts.relay.allow(None)
     for reading in opened:
@@ -849,11 +849,11 @@ def test_stop_keeps_what_came(hosts):
     repositories.eventually(lambda: reading.available(0) > 2 * MIB, LIMIT)
     hosts.arrivals.stop(LIMIT)
     assert not hosts.arrivals._arrivals
-    with pytest.raises(readings.ArrivalFailed):
+    with pytest.raises(image_source.ArrivalFailed):
         follow(reading)
     reading.close()
     hosts.require_nothing_of('one')
-    with pytest.raises(readings.ArrivalFailed, match='stopping'):
+    with pytest.raises(image_source.ArrivalFailed, match='stopping'):
         hosts.arrivals.open('one', expected, None)
     hosts.relay.allow(None)
     hosts.arrivals = arrival_list.Arrivals(hosts.ours, hosts.relay.connect)
@@ -875,7 +875,7 @@ def test_the_disk_is_full(hosts, tmp_path, monkeypatch):
             arrivals = arrival_list.Arrivals(
                 repository, hosts.relay.connect)
             reading = arrivals.open('one', expected, None)
-            with pytest.raises(readings.ArrivalFailed, match='no room'):
+            with pytest.raises(image_source.ArrivalFailed, match='no room'):
                 read_at(reading, 15 * MIB, MIB)
             have = reading.available(0)
             assert have >= 2 * MIB
@@ -894,7 +894,7 @@ def test_damage_here(hosts):
     group.data[group.data_start() + 5000] ^= 1
     group.save()
     reading = hosts.arrivals.open('one', expected, None)
-    with pytest.raises((readings.ArrivalFailed,
+    with pytest.raises((image_source.ArrivalFailed,
                         exceptions.DamagedError), match='groups/'):
         follow(reading)
     reading.close()

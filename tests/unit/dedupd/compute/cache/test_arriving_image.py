@@ -8,7 +8,7 @@ import os
 import pytest
 
 from dedupd.compute.cache import arriving_image
-from dedupd.serve import readings
+from dedupd.serve import image_source
 from tests.support import repositories
 from tests.unit.dedupd.compute.cache import test_arrival_list
 
@@ -73,7 +73,7 @@ def test_it_ended_before_it_is_opened(hosts, monkeypatch):
 
     monkeypatch.setattr(arriving_image.Arrival, 'open', late)
     reading = hosts.arrivals.open('one', expected, None)
-    assert isinstance(reading, readings.Present)
+    assert isinstance(reading, image_source.Present)
     assert test_arrival_list.follow(reading) == data
     reading.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.compute.relay import request_relay
 from dedupd.http import messages
-from dedupd.http import upstream as upstream_module
+from dedupd.http import upstream_client
 
 ID = '3f0b2a4c-5d1e-4c7a-9b60-0d4a8f1c2e33'
 FILE = f'/v2/images/{ID}/file'
@@ -24,7 +24,7 @@ class Answer:
 
     async def read(self):
         if not self.pieces:
-            raise upstream_module.UpstreamError('it broke off')
+            raise upstream_client.UpstreamError('it broke off')
         return self.pieces.pop(0)
 
     def close(self):
@@ -54,15 +54,15 @@ def test_the_connection_is_released_if_nothing_is_sent():
 
 
 def broke_off(malformed=False):
-    return upstream_module.UpstreamError('it broke off', malformed)
+    return upstream_client.UpstreamError('it broke off', malformed)
 
 
 @pytest.mark.parametrize('method,error,asked', [
     ('GET', broke_off(), True), ('HEAD', broke_off(), True),
     ('OPTIONS', broke_off(True), True), ('DELETE', broke_off(), False),
     ('POST', broke_off(), False), ('PATCH', broke_off(True), False),
-    ('POST', upstream_module.Unreached('x'), True),
-    ('DELETE', upstream_module.Unreached('x'), True)])
+    ('POST', upstream_client.Unreached('x'), True),
+    ('DELETE', upstream_client.Unreached('x'), True)])
 def test_who_else_is_asked(method, error, asked):
     """Nobody, if the request may have been processed."""
     answer = Answer(200, b'')

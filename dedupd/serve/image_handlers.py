@@ -25,13 +25,13 @@ from typing import NamedTuple
 
 from oslo_log import log
 
+from dedupd.http import glance_tokens
 from dedupd.http import messages
 from dedupd.http import ranges
 from dedupd.http import streams
-from dedupd.http import tokens as tokens_module
-from dedupd.serve import holds as holds_module
-from dedupd.serve import readings
-from dedupd.serve import sharing as sharing_module
+from dedupd.serve import image_source
+from dedupd.serve import memory_sharing
+from dedupd.serve import pins
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
@@ -103,8 +103,8 @@ class Reads:
 
     def __init__(self, repository: image_repository.Repository,
                  workers: thread_pool.Workers,
-                 tokens: tokens_module.Tokens | None = None,
-                 arrive: Callable[[str], readings.Reading] | None = None,
+                 tokens: glance_tokens.Tokens | None = None,
+                 arrive: Callable[[str], image_source.Reading] | None = None,
                  limits: messages.Limits | None = None) -> None:
         self._repository = repository
         self._workers = workers
@@ -114,10 +114,10 @@ class Reads:
         self._refused: collections.OrderedDict[str, str] = (
             collections.OrderedDict())
         self._arrive = arrive
-        self._holds = holds_module.Holds(repository)
+        self._holds = pins.Holds(repository)
         self._sweep: asyncio.TimerHandle | None = None
         self._sharing = (None if limits is None
-                         else sharing_module.Sharing(self._run, limits))
+                         else memory_sharing.Sharing(self._run, limits))
 
     # -- handlers ----------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Reads:
         return image
 
     async def _open_held(self, request: messages.Request, image_id: str
-                         ) -> openimages.Image | holds_module.Lease:
+                         ) -> openimages.Image | pins.Lease:
         """Open an image for another host's pull.
 
         An operator's host goes on although the image was deleted meanwhile.
@@ -268,7 +268,7 @@ class Reads:
     def _sweep_later(self) -> None:
         """Have images closed for which nobody asks any more."""
         self._sweep = asyncio.get_running_loop().call_later(
-            holds_module.SECONDS / 10, self._sweep_now)
+            pins.SECONDS / 10, self._sweep_now)
 
     def _sweep_now(self) -> None:
         self._sweep = None
@@ -292,9 +292,9 @@ class Reads:
         return str(error)
 
     async def _open_reading(self, request: messages.Request, image_id: str
-                            ) -> readings.Reading:
+                            ) -> image_source.Reading:
         try:
-            return readings.Present(await self.open(request, image_id))
+            return image_source.Present(await self.open(request, image_id))
         except exceptions.ImageNotFound:
             if self._arrive is None or request.peer.uid is None or (
                     'upload' in request.query):
@@ -302,7 +302,8 @@ class Reads:
             try:
                 return await asyncio.wrap_future(
                     self._fetchers.submit(self._arrive, image_id))
-            except (readings.ArrivalFailed, client_errors.ClientError) as e:
+            except (image_source.ArrivalFailed,
+                    client_errors.ClientError) as e:
                 raise messages.HTTPError(503, str(e))
 
     async def _ask_glance(self, request: messages.Request, image_id: str
@@ -357,7 +358,7 @@ class Reads:
         finally:
             await self._finish(course.image, reading)
 
-    async def _pages(self, image: openimages.Image | holds_module.Lease
+    async def _pages(self, image: openimages.Image | pins.Lease
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A recipe's description."""
         try:
@@ -370,7 +371,7 @@ class Reads:
         finally:
             await self._finish(image, ())
 
-    async def frames(self, image: openimages.Image | holds_module.Lease,
+    async def frames(self, image: openimages.Image | pins.Lease,
                      wanted: list[tuple[int, int]]
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """The frames of ranges, read one call ahead; then the end frame."""
@@ -389,8 +390,8 @@ class Reads:
         finally:
             await self._finish(image, [reading] if reading else ())
 
-    async def _finish(self, image: (openimages.Image | holds_module.Lease
-                                    | readings.Reading),
+    async def _finish(self, image: (openimages.Image | pins.Lease
+                                    | image_source.Reading),
                       reading: Collection[asyncio.Future]) -> None:
         """Close an image once no thread uses it any more."""
         if reading:
@@ -412,7 +413,7 @@ class _Bell:
     """Waits until more of an image has come."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop,
-                 image: readings.Reading) -> None:
+                 image: image_source.Reading) -> None:
         self._loop = loop
         self._rung = asyncio.Event()
         image.on_more(self._ring)
@@ -434,7 +435,7 @@ class _Bell:
             async with asyncio.timeout(STALLED):
                 await self._rung.wait()
         except TimeoutError:
-            raise readings.ArrivalFailed(
+            raise image_source.ArrivalFailed(
                 f'no part of the image came for {STALLED:g} seconds'
             ) from None
 
@@ -453,7 +454,7 @@ class Course:
         so for a client that begins at the beginning
     """
 
-    def __init__(self, image: readings.Reading, begin: int, end: int, *,
+    def __init__(self, image: image_source.Reading, begin: int, end: int, *,
                  proven: bool = True) -> None:
         self.image = image
         self.handed = begin

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies
 import pytest
 
+from dedupd.http import glance_tokens
 from dedupd.http import messages
-from dedupd.http import tokens
-from dedupd.serve import reads
+from dedupd.serve import image_handlers
 from glance_dedup.base import hashes
 from glance_dedup.base import thread_pool
 from glance_dedup.client import wire
@@ -72,7 +72,7 @@ def test_what_was_sent_can_be_proven(pours, begin, proven, whole_at):
     """However it was sent; nothing is hashed that needs no proof."""
     data = repositories.noise((5 << 20) + 3, 1)
     image, chance = Coming(data, whole_at), random.Random(2)
-    course = reads.Course(image, begin, len(data), proven=proven)
+    course = image_handlers.Course(image, begin, len(data), proven=proven)
     sent = bytearray()
 
     def pour(view):
@@ -81,8 +81,9 @@ def test_what_was_sent_can_be_proven(pours, begin, proven, whole_at):
         return len(part)
 
     async def run():
-        pieces = reads.Reads(None,
-                             thread_pool.Workers('read', 4)).pieces(course)
+        pieces = image_handlers.Reads(None,
+                                      thread_pool.Workers('read',
+                                                          4)).pieces(course)
         send = None
         with contextlib.suppress(StopAsyncIteration):
             while True:
@@ -139,7 +140,7 @@ def glance():
 
 def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
     async def run():
-        checker = tokens.Tokens(glance.url)
+        checker = glance_tokens.Tokens(glance.url)
         # At once: asked once.
         await asyncio.gather(*(checker.check('t', 'a') for _ in range(20)))
         await checker.check('t', 'a')
@@ -154,8 +155,8 @@ def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
             await checker.check('v', 'a')
         assert caught.value.status == 403
         await checker.check('t', 'a')
-        later = tokens.time.monotonic() + tokens.REMEMBERED + 1
-        monkeypatch.setattr(tokens.time, 'monotonic', lambda: later)
+        later = glance_tokens.time.monotonic() + glance_tokens.REMEMBERED + 1
+        monkeypatch.setattr(glance_tokens.time, 'monotonic', lambda: later)
         with pytest.raises(messages.HTTPError):
             await checker.check('t', 'a')
 
@@ -163,10 +164,10 @@ def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
 
 
 def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
-    monkeypatch.setattr(tokens, 'MAX_COUNT', 3)
+    monkeypatch.setattr(glance_tokens, 'MAX_COUNT', 3)
 
     async def run():
-        checker = tokens.Tokens(glance.url)
+        checker = glance_tokens.Tokens(glance.url)
         for number in range(6):
             await checker.check(str(number), 'a')
         assert len(checker._allowed) == 3
@@ -178,10 +179,10 @@ def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
 
 def test_no_more_than_so_many_are_asked(glance, monkeypatch):
     """Whoever sends made-up tokens must not fill the memory."""
-    monkeypatch.setattr(tokens, 'MAX_REQUESTS', 3)
+    monkeypatch.setattr(glance_tokens, 'MAX_REQUESTS', 3)
 
     async def run():
-        checker = tokens.Tokens(glance.url)
+        checker = glance_tokens.Tokens(glance.url)
         found = await asyncio.gather(
             *(checker.check(str(number), 'a') for number in range(6)),
             return_exceptions=True)
@@ -197,7 +198,7 @@ def test_no_more_than_so_many_are_asked(glance, monkeypatch):
     (413, 503)])
 def test_what_is_not_a_yes(glance, status, wanted):
     async def run():
-        checker = tokens.Tokens(glance.url)
+        checker = glance_tokens.Tokens(glance.url)
         glance.status = status
         with pytest.raises(messages.HTTPError) as caught:
             await checker.check('t', 'a')
@@ -224,7 +225,7 @@ def test_what_is_not_a_yes(glance, status, wanted):
 def test_what_glance_says_of_an_image(glance, record, found):
     async def run():
         glance.record = json.dumps(record).encode()
-        assert await tokens.Tokens(glance.url).check('t', 'a') == found
+        assert await glance_tokens.Tokens(glance.url).check('t', 'a') == found
 
     asyncio.run(run())
 
@@ -234,7 +235,7 @@ def test_what_glance_says_of_an_image(glance, record, found):
 def test_a_record_that_is_none(glance, record):
     async def run():
         glance.record = record
-        checker = tokens.Tokens(glance.url)
+        checker = glance_tokens.Tokens(glance.url)
         with pytest.raises(messages.HTTPError) as caught:
             await checker.check('t', 'a')
         assert caught.value.status == 503

@@ -40,8 +40,8 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd.http import connection as connection_module
 from dedupd.http import connection_limits
+from dedupd.http import http_connection
 from dedupd.http import limited
 from dedupd.http import listeners
 from dedupd.http import messages
@@ -60,7 +60,7 @@ class Server:
     """
 
     def __init__(self, limits: messages.Limits) -> None:
-        self.shared = connection_module.Shared(limits)
+        self.shared = http_connection.Shared(limits)
         self._limits = limits
         self._listeners: list[listeners.Listener] = []
         self._accepting: list[asyncio.Task] = []
@@ -132,7 +132,7 @@ class Server:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for task, connection in list(self._tasks.items()):
-                if (isinstance(connection, connection_module.HTTPConnection)
+                if (isinstance(connection, http_connection.HTTPConnection)
                         and connection.idle and connection.outdated()):
                     task.cancel()
 
@@ -161,7 +161,7 @@ class Server:
         if listener.other is not None:
             connection = listener.other(sock, place)
         else:
-            connection = connection_module.HTTPConnection(
+            connection = http_connection.HTTPConnection(
                 self.shared, listener, sock, uid, place)
         task = asyncio.create_task(connection.run())
         place.end = task.cancel

@@ -15,7 +15,7 @@ import time
 
 from dedupd.http import glance
 from dedupd.http import messages
-from dedupd.http import upstream
+from dedupd.http import upstream_client
 from glance_dedup.base import hashes
 
 #: Seconds for which a permission is remembered.
@@ -41,7 +41,7 @@ class Tokens:
     """
 
     def __init__(self, url: str, ca: str | None = None) -> None:
-        self._upstream = upstream.Upstream(url, ca)
+        self._upstream = upstream_client.Upstream(url, ca)
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._allowed: collections.OrderedDict[
             bytes, tuple[float, hashes.Hash | None]] = (
@@ -74,7 +74,7 @@ class Tokens:
         try:
             status, found = await asyncio.wait_for(asyncio.shield(future),
                                                    2 * _TIMEOUT)
-        except (upstream.UpstreamError, TimeoutError, ValueError) as e:
+        except (upstream_client.UpstreamError, TimeoutError, ValueError) as e:
             why = str(e).rstrip('.') or 'no answer'
             raise messages.HTTPError(
                 503, f'The token cannot be checked: {why}.')

@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from dedupd.http import messages
-from dedupd.serve import reads
+from dedupd.serve import image_handlers
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hexids
@@ -79,7 +79,7 @@ class Fetching:
         try:
             there = await self._have(asked)
         except exceptions.RepositoryError as e:
-            error = reads.http_error(e)
+            error = image_handlers.http_error(e)
             raise messages.HTTPError(error.status, error.message, own)
         except messages.HTTPError as e:
             raise messages.HTTPError(e.status, e.message, own)

@@ -15,8 +15,8 @@ import types
 import pytest
 
 from dedupd.http import streams
-from dedupd.serve import readings
-from dedupd.serve import sharing
+from dedupd.serve import image_source
+from dedupd.serve import memory_sharing
 from glance_dedup.base import thread_pool
 from glance_dedup.client import shared_memory
 from tests.support import repositories
@@ -54,7 +54,7 @@ def run(check, **limits):
     pool = thread_pool.Workers('read', 2)
 
     async def bounded():
-        made = sharing.Sharing(
+        made = memory_sharing.Sharing(
             lambda *call: asyncio.wrap_future(pool.submit(*call)),
             types.SimpleNamespace(**{'write_timeout': 20, **limits}))
         await asyncio.wait_for(check(made), 60)
@@ -86,10 +86,11 @@ async def served(session, stream):
 
 def test_m4_what_is_offered_is_bounded():
     async def check(made):
-        image = readings.Present(Image())
+        image = image_source.Present(Image())
         sessions = [made.offer(image, len(DATA)) for _ in range(20)]
         found = [s for s in sessions if s is not None]
-        assert len(found) * sharing.MEMORY_BYTES == sharing.SHARED_BYTES
+        assert len(
+            found) * memory_sharing.MEMORY_BYTES == memory_sharing.SHARED_BYTES
         # Even if none has begun.
         await found[0].aclose()
         await found[0].aclose()
@@ -106,7 +107,7 @@ def test_no_memory_is_no_error(monkeypatch):
         def fail(*args):
             raise OSError(24, 'too many open files')
 
-        image = readings.Present(Image())
+        image = image_source.Present(Image())
         before = len(os.listdir('/proc/self/fd'))
         for name in ('memfd_create', 'open', 'fchmod'):
             with monkeypatch.context() as patch:
@@ -121,7 +122,7 @@ def test_images_that_arrive_are_not_offered():
     async def check(made):
         arriving = types.SimpleNamespace(size=len(DATA), here=False)
         assert made.offer(arriving, len(DATA)) is None
-        assert made.offer(readings.Present(Image()),
+        assert made.offer(image_source.Present(Image()),
                           shared_memory.MIN_SIZE - 1) is None
 
     run(check)
@@ -130,7 +131,7 @@ def test_images_that_arrive_are_not_offered():
 def test_m3_the_connection_ends_before_the_memory_is_taken_back(monkeypatch):
     """Also if it is cut off while a thread reads into the memory."""
     released = []
-    release = sharing.Memory.release
+    release = memory_sharing.Memory.release
 
     def look(self):
         released.append((there.recv(1), list(image.reads)))
@@ -138,7 +139,7 @@ def test_m3_the_connection_ends_before_the_memory_is_taken_back(monkeypatch):
 
     async def check(made):
         nonlocal there
-        session = made.offer(readings.Present(image), len(DATA))
+        session = made.offer(image_source.Present(image), len(DATA))
         with connected() as (stream, there):
             image.may_read.clear()
             there.sendall(shared_memory.REQUEST.pack(0, 0, PIECE))
@@ -155,13 +156,13 @@ def test_m3_the_connection_ends_before_the_memory_is_taken_back(monkeypatch):
         assert released == [(b'', [0])] and image.closed
 
     image, there = Image(), None
-    monkeypatch.setattr(sharing.Memory, 'release', look)
+    monkeypatch.setattr(memory_sharing.Memory, 'release', look)
     run(check)
 
 
 def test_m5_a_turn_ends(monkeypatch):
     async def check(made):
-        session = made.offer(readings.Present(Image()), len(DATA))
+        session = made.offer(image_source.Present(Image()), len(DATA))
         with connected() as (stream, there):
             there.sendall(b''.join(
                 shared_memory.REQUEST.pack(i * PIECE, 0, PIECE)
@@ -170,14 +171,14 @@ def test_m5_a_turn_ends(monkeypatch):
             there.shutdown(socket.SHUT_WR)
             turns = await served(session, stream)
         assert sum(turns) == 20 * PIECE + 100
-        assert max(turns) <= sharing.TURN and len(turns) >= 4
+        assert max(turns) <= memory_sharing.TURN and len(turns) >= 4
 
     run(check)
 
 
 def test_m4_a_client_that_requests_nothing_is_disconnected():
     async def check(made):
-        session = made.offer(readings.Present(Image()), len(DATA))
+        session = made.offer(image_source.Present(Image()), len(DATA))
         with connected() as (stream, there):
             assert await served(session, stream) == []
             assert there.recv(1) == b''

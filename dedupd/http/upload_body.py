@@ -20,7 +20,7 @@ from typing import cast
 
 from dedupd.http import image_parts
 from dedupd.http import messages
-from dedupd.http import upstream as upstream_module
+from dedupd.http import upstream_client
 
 
 def image_of(message: messages.Message) -> str | None:
@@ -46,7 +46,7 @@ async def answer(message: messages.Message,
     try:
         return await pass_on(
             dataclasses.replace(message, body=cast(Any, body)))
-    except upstream_module.UpstreamError:
+    except upstream_client.UpstreamError:
         await body.drain()
         raise
     finally:

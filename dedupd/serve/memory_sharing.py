@@ -19,7 +19,7 @@ from oslo_log import log
 
 from dedupd.http import messages
 from dedupd.http import streams
-from dedupd.serve import readings
+from dedupd.serve import image_source
 from glance_dedup.client import shared_memory
 
 LOG = log.getLogger(__name__)
@@ -87,14 +87,15 @@ class Sharing:
         self.limits = limits
         self._held = 0
 
-    def offer(self, image: readings.Reading, length: int) -> 'Session | None':
+    def offer(self, image: image_source.Reading,
+              length: int) -> 'Session | None':
         """Memory by which to read an image; None: there is none for it.
 
         :param length: bytes of the image that the client wants
         """
         # An arriving image has parts for which a thread would have to wait.
         if length < shared_memory.MIN_SIZE or (
-                not isinstance(image, readings.Present)
+                not isinstance(image, image_source.Present)
                 or self._held + MEMORY_BYTES > SHARED_BYTES):
             return None
         try:
@@ -117,7 +118,7 @@ class Session:
     :ivar headers: what the client is told first
     """
 
-    def __init__(self, sharing: Sharing, image: readings.Present,
+    def __init__(self, sharing: Sharing, image: image_source.Present,
                  memory: Memory) -> None:
         self._sharing = sharing
         self._image = image

@@ -15,10 +15,10 @@ from typing import Any
 from oslo_log import log
 
 from dedupd.http import messages
-from dedupd.http import upstream as upstream_module
-from dedupd.serve import incoming_replicas
-from dedupd.serve import readings
-from dedupd.serve import reads as reads_module
+from dedupd.http import upstream_client
+from dedupd.serve import image_handlers
+from dedupd.serve import image_source
+from dedupd.serve import replica_receiver
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.repository import image_repository
@@ -40,9 +40,9 @@ class Uploads:
     :param upstream: this site's Glance; None: the daemon knows none
     """
 
-    def __init__(self, receiving: incoming_replicas.Receiving,
-                 reads: reads_module.Reads,
-                 upstream: upstream_module.Upstream | None) -> None:
+    def __init__(self, receiving: replica_receiver.Receiving,
+                 reads: image_handlers.Reads,
+                 upstream: upstream_client.Upstream | None) -> None:
         self._receiving = receiving
         self._reads = reads
         self._upstream = upstream
@@ -64,13 +64,13 @@ class Uploads:
         try:
             answer = await self._upstream.ask(
                 'PUT', f'/v2/images/{target}/file', headers,
-                self._bytes(readings.Present(image)))
-        except upstream_module.UpstreamError as e:
+                self._bytes(image_source.Present(image)))
+        except upstream_client.UpstreamError as e:
             raise messages.HTTPError(
                 502, f'Image {target} could not be uploaded here: {e}')
         with contextlib.closing(answer):
             body = bytearray()
-            with contextlib.suppress(upstream_module.UpstreamError):
+            with contextlib.suppress(upstream_client.UpstreamError):
                 while len(body) < _MAX_ANSWER and (
                         piece := await answer.read()):
                     body += piece
@@ -81,20 +81,21 @@ class Uploads:
             'status': answer.status,
             'reason': answer.reason.decode('latin-1'),
             'headers': [[name.decode('latin-1'), value.decode('latin-1')]
-                        for name, value in upstream_module.without(
+                        for name, value in upstream_client.without(
                             answer.headers, b'content-length')],
             'body': body[:_MAX_ANSWER].decode('latin-1')})
 
-    async def _bytes(self, image: readings.Present
+    async def _bytes(self, image: image_source.Present
                      ) -> AsyncGenerator[bytes, None]:
         """All bytes of an image, which is closed then."""
-        pieces = self._reads.pieces(reads_module.Course(image, 0, image.size))
+        pieces = self._reads.pieces(image_handlers.Course(image, 0,
+                                                          image.size))
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
 
-def _parse(body: Any) -> tuple[str, list[upstream_module.Header]]:
+def _parse(body: Any) -> tuple[str, list[upstream_client.Header]]:
     """The image that is to get the bytes, and the headers for Glance.
 
     :raises HTTPError: 400
@@ -103,8 +104,8 @@ def _parse(body: Any) -> tuple[str, list[upstream_module.Header]]:
         image_id, lines = body.get('image'), body.get('headers')
         if isinstance(image_id, str) and imageids.is_glances(image_id) and (
                 isinstance(lines, list) and all(map(_is_header, lines))):
-            return image_id, upstream_module.without(
-                upstream_module.end_to_end([
+            return image_id, upstream_client.without(
+                upstream_client.end_to_end([
                     (name.encode('latin-1'), value.encode('latin-1'))
                     for name, value in lines]), *_OURS)
     raise messages.HTTPError(

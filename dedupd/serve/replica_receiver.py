@@ -9,8 +9,8 @@ The receiver believes nothing, and need not remember anything: if a replica
 ends in the middle, its blocks stay as blocks that no image names, and the next
 replica finds them.
 
-``rights.py`` says which peers may send which images. An option of the daemon
-says in which scope they are stored.
+``upload_rights.py`` says which peers may send which images. An option of the
+daemon says in which scope they are stored.
 
 At most ``MAX_COUNT`` replicas run at once. Each has at most ``LOTS`` lots, and
 the bodies of ``REQUESTS`` requests, in memory. If nobody sends to a replica
@@ -35,7 +35,7 @@ from typing import Any
 from oslo_log import log
 
 from dedupd.http import messages
-from dedupd.serve import rights as rights_module
+from dedupd.serve import upload_rights
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
@@ -533,7 +533,7 @@ class Receiving:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 rights: rights_module.Rights,
+                 rights: upload_rights.Rights,
                  scope: str | None = None) -> None:
         self._repository = repository
         self._rights = rights
@@ -595,7 +595,7 @@ class Receiving:
 
     async def terms(self, request: messages.Request) -> messages.Response:
         """GET /v1/replicas"""
-        rights_module.require_sender(request.peer)
+        upload_rights.require_sender(request.peer)
         return messages.json_response({'scope': self._scope})
 
     async def begin(self, request: messages.Request, image_id: str
@@ -662,8 +662,8 @@ class Receiving:
         upload or a backup.
         """
         if replica.upload_id is None or (
-                rights_module.needed(replica.image_id)
-                is not rights_module.REPLICATE):
+                upload_rights.needed(replica.image_id)
+                is not upload_rights.REPLICATE):
             return None
         return locations.url(self._repository, replica.image_id,
                              replica.upload_id)

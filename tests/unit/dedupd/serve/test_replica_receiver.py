@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from dedupd.http import messages
-from dedupd.serve import incoming_replicas
-from dedupd.serve import rights
+from dedupd.serve import replica_receiver
+from dedupd.serve import upload_rights
 from glance_dedup.base import scopes
 from tests.support import replicas
 from tests.support import repositories
@@ -21,7 +21,8 @@ BLOCK = 512
 LIMIT = 60
 SENDER = 'ab' * 16
 #: Nobody but the repository's owner.
-NOBODY = rights.Rights({right.option: [] for right in rights.RIGHTS})
+NOBODY = upload_rights.Rights({
+    right.option: [] for right in upload_rights.RIGHTS})
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_an_old_request_during_a_new_beginning(sites, monkeypatch):
     entered, leave = threading.Event(), threading.Event()
 
     async def run(sending):
-        receiving = incoming_replicas.Receiving(away, NOBODY)
+        receiving = replica_receiver.Receiving(away, NOBODY)
 
         async def begin():
             answer = await receiving.begin(request(
@@ -99,7 +100,7 @@ def test_image_in_the_scope_of_another_project(sites, project, scope):
     repositories.put(home, 'image', repositories.noise(10 * BLOCK))
 
     async def begin(sending, **query):
-        receiving = incoming_replicas.Receiving(away, NOBODY)
+        receiving = replica_receiver.Receiving(away, NOBODY)
         try:
             await receiving.begin(request(
                 dataclasses.replace(sending.header, scope=scope).pack(),

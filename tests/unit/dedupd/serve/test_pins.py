@@ -4,7 +4,7 @@
 
 import pytest
 
-from dedupd.serve import holds as holds_module
+from dedupd.serve import pins
 from glance_dedup.base import exceptions
 from tests.support import repositories
 
@@ -21,7 +21,7 @@ def repo(tmp_path):
 
 @pytest.fixture
 def holds(repo):
-    return holds_module.Holds(repo)
+    return pins.Holds(repo)
 
 
 def require_readable(lease, data=DATA):
@@ -63,7 +63,7 @@ def test_new_image_of_that_id_is_found_first(repo, holds):
 def test_image_is_closed_when_nobody_asks(repo, holds, monkeypatch):
     lease = holds.open('image', None)
     repo.delete('image')
-    monkeypatch.setattr(holds_module, 'SECONDS', -1.0)
+    monkeypatch.setattr(pins, 'SECONDS', -1.0)
     lease.close()
     holds.sweep()
     assert not holds.count
@@ -72,8 +72,8 @@ def test_image_is_closed_when_nobody_asks(repo, holds, monkeypatch):
 
 
 def test_image_in_use_is_not_closed(repo, holds, monkeypatch):
-    monkeypatch.setattr(holds_module, 'SECONDS', -1.0)
-    monkeypatch.setattr(holds_module, 'MAX_COUNT', 0)
+    monkeypatch.setattr(pins, 'SECONDS', -1.0)
+    monkeypatch.setattr(pins, 'MAX_COUNT', 0)
     lease = holds.open('image', None)
     repo.delete('image')
     holds.sweep()
@@ -84,7 +84,7 @@ def test_image_in_use_is_not_closed(repo, holds, monkeypatch):
 
 
 def test_no_more_than_the_most_are_kept(repo, holds, monkeypatch):
-    monkeypatch.setattr(holds_module, 'MAX_COUNT', 2)
+    monkeypatch.setattr(pins, 'MAX_COUNT', 2)
     for name in ('a', 'b', 'c'):
         repositories.put(repo, name, name.encode())
         holds.open(name, None).close()

@@ -14,11 +14,11 @@ import types
 import h11
 import pytest
 
-from dedupd.http import bodies
+from dedupd.http import body_memory
+from dedupd.http import http_server
 from dedupd.http import listeners
 from dedupd.http import messages
-from dedupd.http import router as router_module
-from dedupd.http import server as server_module
+from dedupd.http import routing
 from dedupd.http import streams
 from tests.support import daemons
 
@@ -33,7 +33,7 @@ def limits(**changed):
 @contextlib.asynccontextmanager
 async def serving(path, router, **changed):
     """A server on a Unix socket."""
-    server = server_module.Server(limits(**changed))
+    server = http_server.Server(limits(**changed))
     server.add(listeners.Listener(
         'unix', listeners.listen_unix(str(path), 0o600), router,
         allowed=lambda uid: True))
@@ -64,7 +64,7 @@ def test_connections_that_wait_let_others_go_on(tmp_path):
     """One is accepted, then all others have their turn."""
     async def check():
         async with serving(tmp_path / 'socket',
-                           router_module.Router()) as server:
+                           routing.Router()) as server:
             with contextlib.ExitStack() as stack:
                 for _ in range(200):
                     sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -91,7 +91,8 @@ class TestBodies:
     def run(check, **changed):
         async def bounded():
             options = limits(**changed)
-            await asyncio.wait_for(check(bodies.Bodies(options), options), 60)
+            await asyncio.wait_for(check(body_memory.Bodies(options), options),
+                                   60)
 
         asyncio.run(bounded())
 
@@ -176,7 +177,7 @@ class TestBodies:
 
     def test_clients_that_do_not_read(self, tmp_path):
         """Lists for them have so much memory together, and no more."""
-        router = router_module.Router()
+        router = routing.Router()
         made = []
 
         async def listed(request):
@@ -216,7 +217,7 @@ class TestBodies:
 
         :param before: a response of the same route was small
         """
-        router = router_module.Router()
+        router = routing.Router()
         begun, go_on = asyncio.Semaphore(0), asyncio.Event()
 
         async def listed(request):
@@ -282,7 +283,7 @@ async def exchange(path, data):
 def test_a_body_is_received_when_there_is_room(tmp_path, framing):
     """By the announced length, or by what the route allows."""
     async def check():
-        router = router_module.Router()
+        router = routing.Router()
         asked = []
 
         async def handler(request):

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dedupd.http import messages
-from dedupd.serve import uploads
+from dedupd.serve import replica_uploads
 from tests.support import repositories
 
 IMAGE = '0a1b2c3d-0000-4000-8000-000000000000'
@@ -17,7 +17,7 @@ UPLOAD = 'u_' + '2f64116cfa706c0e' * 2
 
 def refused(body, image_id=UPLOAD, upstream=object()):
     """The status of the answer; nothing was claimed."""
-    handler = uploads.Uploads(None, None, upstream)
+    handler = replica_uploads.Uploads(None, None, upstream)
     request = messages.Request('POST', {}, {}, messages.Peer(0), body)
     with pytest.raises(messages.HTTPError) as caught:
         asyncio.run(handler.upload(request, image_id))
@@ -52,7 +52,7 @@ def test_no_glance():
 def test_headers_of_the_connection_stay_behind():
     names = ['Host', 'Content-Length', 'Transfer-Encoding', 'Expect',
              'Connection', 'X-Named', 'X-Auth-Token']
-    image_id, headers = uploads._parse({'image': IMAGE, 'headers': [
+    image_id, headers = replica_uploads._parse({'image': IMAGE, 'headers': [
         [name, 'x-named' if name == 'Connection' else 'value']
         for name in names]})
     assert image_id == IMAGE
@@ -65,6 +65,6 @@ def test_what_is_left_of_uploads(tmp_path):
         for image_id in (UPLOAD, 'u_other', IMAGE):
             repositories.put(repo, image_id, b'data')
         with repo.open_image(UPLOAD) as image:
-            uploads.drop_leftovers(repo)
+            replica_uploads.drop_leftovers(repo)
             assert repo.images() == [IMAGE, 'u_other']
             assert image.read(4, 0) == b'data'

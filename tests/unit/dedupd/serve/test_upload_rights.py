@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.http import limited
 from dedupd.http import messages
-from dedupd.serve import rights
+from dedupd.serve import upload_rights
 
 IMAGE, UPLOAD = 'image', 'u_' + 'ab' * 16
 
@@ -23,8 +23,8 @@ def certificate(*names):
 
 
 def make(**options):
-    return rights.Rights({
-        **{right.option: [] for right in rights.RIGHTS}, **options})
+    return upload_rights.Rights({
+        **{right.option: [] for right in upload_rights.RIGHTS}, **options})
 
 
 def may(found, peer, image_id=IMAGE):
@@ -37,13 +37,14 @@ def may(found, peer, image_id=IMAGE):
 
 
 @pytest.mark.parametrize('image_id, right', [
-    (IMAGE, rights.REPLICATE), ('u_', rights.REPLICATE),
-    ('u_' + 'AB' * 16, rights.REPLICATE), (UPLOAD, rights.UPLOAD),
-    (backup('web'), rights.BACK_UP), ('b_web', rights.REPLICATE),
+    (IMAGE, upload_rights.REPLICATE), ('u_', upload_rights.REPLICATE),
+    ('u_' + 'AB' * 16, upload_rights.REPLICATE),
+    (UPLOAD, upload_rights.UPLOAD),
+    (backup('web'), upload_rights.BACK_UP), ('b_web', upload_rights.REPLICATE),
     # There is no such day.
-    ('b_web_20260230T000000Z', rights.REPLICATE)])
+    ('b_web_20260230T000000Z', upload_rights.REPLICATE)])
 def test_which_right_an_id_takes(image_id, right):
-    assert rights.needed(image_id) is right
+    assert upload_rights.needed(image_id) is right
 
 
 @pytest.mark.parametrize('item, name, covers', [
@@ -92,7 +93,8 @@ def test_users_of_the_socket():
 
 
 def test_refusals_do_not_fill_the_log(monkeypatch, caplog):
-    monkeypatch.setattr(rights, '_STRANGERS', limited.Log(rights.LOG))
+    monkeypatch.setattr(upload_rights, '_STRANGERS',
+                        limited.Log(upload_rights.LOG))
     for number in range(limited.MESSAGES + 5):
         assert not may(make(), certificate(f'host{number}'), UPLOAD)
     assert len(caplog.messages) == limited.MESSAGES
@@ -100,9 +102,9 @@ def test_refusals_do_not_fill_the_log(monkeypatch, caplog):
 
 
 def test_an_unknown_user_leaves_all_as_it_was():
-    options = {right.option: [] for right in rights.RIGHTS}
+    options = {right.option: [] for right in upload_rights.RIGHTS}
     options['replicate_from'] = ['site']
-    found = rights.Rights(options)
+    found = upload_rights.Rights(options)
     options['upload_from'] = ['user:no-such-user']
     options['replicate_from'] = []
     with pytest.raises(ValueError, match='upload_from: there is no user'):

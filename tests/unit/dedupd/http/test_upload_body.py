@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from dedupd.http import upload as upload_module
+from dedupd.http import upload_body
 
 
 class Source:
@@ -61,7 +61,7 @@ async def begin_and_cancel(body, upload, count):
 def test_all_pieces():
     async def scenario():
         body = Source()
-        upload = upload_module.Body(body.pieces)
+        upload = upload_body.Body(body.pieces)
         body.release(5)
         found = []
         await use(upload, found)
@@ -76,7 +76,7 @@ def test_a_user_that_is_cancelled_leaves_the_rest(count):
     """Also the piece that it waited for, which comes later."""
     async def scenario():
         body = Source()
-        upload = upload_module.Body(body.pieces)
+        upload = upload_body.Body(body.pieces)
         await begin_and_cancel(body, upload, count)
         assert not body.ended
         body.release(9)
@@ -91,7 +91,7 @@ def test_a_user_that_is_cancelled_leaves_the_rest(count):
 def test_the_rest_is_drained():
     async def scenario():
         body = Source()
-        upload = upload_module.Body(body.pieces)
+        upload = upload_body.Body(body.pieces)
         await begin_and_cancel(body, upload, 2)
         body.release(9)
         await upload.drain()
@@ -104,7 +104,7 @@ def test_the_rest_is_drained():
 def test_the_clients_errors_pass():
     async def scenario():
         body = Source(2, KeyError('left'))
-        upload = upload_module.Body(body.pieces)
+        upload = upload_body.Body(body.pieces)
         body.release(9)
         with pytest.raises(KeyError):
             await upload.drain()
@@ -118,7 +118,7 @@ def test_the_end_waits_for_nobody(count):
     """Neither for a piece that is on its way."""
     async def scenario():
         body = Source()
-        upload = upload_module.Body(body.pieces)
+        upload = upload_body.Body(body.pieces)
         await begin_and_cancel(body, upload, count)
         await upload.end()
         assert body.ended

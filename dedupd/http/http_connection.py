@@ -16,12 +16,12 @@ import urllib.parse
 import h11
 from oslo_log import log
 
-from dedupd.http import bodies as bodies_module
+from dedupd.http import body_memory
 from dedupd.http import connection_limits
 from dedupd.http import limited
 from dedupd.http import listeners
 from dedupd.http import messages
-from dedupd.http import router as router_module
+from dedupd.http import routing
 from dedupd.http import streams
 
 LOG = log.getLogger(__name__)
@@ -44,7 +44,7 @@ class Shared:
 
     def __init__(self, limits: messages.Limits) -> None:
         self.limits = limits
-        self.bodies = bodies_module.Bodies(limits)
+        self.bodies = body_memory.Bodies(limits)
         self.requests = 0
         self.sent = 0
         self.stopping = asyncio.Event()
@@ -206,7 +206,7 @@ class HTTPConnection:
                 421, 'The request is for another host. Use an address, or '
                 'as localhost.')
         router = self._listener.handlers
-        if not isinstance(router, router_module.Router):
+        if not isinstance(router, routing.Router):
             return await router(self._message(event, target))
         request, path = self._parse(event, target)
         route, arguments = router.find(request.method, path)
