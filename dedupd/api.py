@@ -21,12 +21,12 @@ from dedupd import control as control_module
 from dedupd.http import messages
 from dedupd.http import ranges
 from dedupd.http import routing
-from dedupd import metrics
-from dedupd import page
 from dedupd.serve import image_handlers
 from dedupd.serve import replica_receiver
 from dedupd.serve import replica_uploads
 from dedupd.serve import slice_fetching
+from dedupd.status import metrics
+from dedupd.status import page
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
 from glance_dedup.client import slice_client

@@ -16,11 +16,11 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd import figures
-from dedupd import problems
 from dedupd import scheduler as scheduler_module
+from dedupd.status import problems
+from dedupd.status import repository_stats
+from dedupd.status import volume_stats
 from dedupd.tasks import registry
-from dedupd import volume_figures
 from glance_dedup.base import exceptions
 from glance_dedup.base import package_version
 from glance_dedup.repository import image_repository
@@ -76,7 +76,7 @@ class Control:
         self._repository = repository
         self._scheduler = scheduler
         self._figures = scheduler.figures
-        self._volumes = volume_figures.VolumeFigures(
+        self._volumes = volume_stats.VolumeFigures(
             repository, self._figures.journals)
         self._sources = sources
         self._replicator = replicator
@@ -97,7 +97,7 @@ class Control:
         unreadable = ({} if maintainer is None
                       else maintainer.unreadable.reasons())
         return {
-            'repository': figures.described(self._repository),
+            'repository': repository_stats.described(self._repository),
             'daemon': self._daemon(),
             'hosts': scheduler.membership.described(),
             'space': self._figures.space(),
@@ -116,7 +116,7 @@ class Control:
                        'volumes': names},
             'names': {image_id: name for image_id in {*images, *unreadable}
                       if (name := self._sources.name(image_id))},
-            'filter': figures.of_filter(self._repository, statistics),
+            'filter': repository_stats.of_filter(self._repository, statistics),
             'reads': {**self._sources.reads(),
                       'failed': self._figures.suspects.failed_reads,
                       **{name: statistics.get(name, 0) for name in _CACHE}},

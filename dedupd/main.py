@@ -37,7 +37,6 @@ from oslo_log import log
 from dedupd import api
 from dedupd.compute.cache import cache_service
 from dedupd import control as control_module
-from dedupd import expiry
 from dedupd import follower as follower_module
 from dedupd.http import certificates
 from dedupd.http import glance_tokens
@@ -56,6 +55,7 @@ from dedupd.serve import replica_uploads
 from dedupd.serve import slice_fetching
 from dedupd.serve import upload_rights
 from dedupd import settings
+from dedupd.status import expiry
 from dedupd import systemd
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool

@@ -25,10 +25,10 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import agenda
-from dedupd import errors as errors_module
-from dedupd import history as history_module
 from dedupd import logs
 from dedupd import records
+from dedupd.status import task_errors
+from dedupd.status import task_history
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.client import client_errors
@@ -225,9 +225,9 @@ class Replicator:
 
     def __init__(self, repository: image_repository.Repository,
                  conf: cfg.ConfigOpts, is_maintainer: Callable[[], bool],
-                 errors: errors_module.Errors,
+                 errors: task_errors.Errors,
                  watchers: list[Callable[[], None]],
-                 past: history_module.Past) -> None:
+                 past: task_history.Past) -> None:
         self._repository = repository
         self._conf = conf
         self._is_maintainer = is_maintainer

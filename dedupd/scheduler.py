@@ -30,15 +30,15 @@ from oslo_log import log
 
 from dedupd import agenda as agenda_module
 from dedupd.compute.cache import cache_catalog
-from dedupd import errors as errors_module
-from dedupd import figures as figures_module
-from dedupd import forecast
-from dedupd import history as history_module
 from dedupd import logs
 from dedupd import membership as membership_module
 from dedupd import pressure as pressure_module
 from dedupd import records
 from dedupd import shortage as shortage_module
+from dedupd.status import forecast
+from dedupd.status import repository_stats
+from dedupd.status import task_errors
+from dedupd.status import task_history
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -129,15 +129,15 @@ class Scheduler:
         self.membership = membership_module.Membership(
             repository, conf, self._records)
         self._logged = 0
-        self.past = history_module.Past(repository.path)
+        self.past = task_history.Past(repository.path)
         self._thread = threading.Thread(
             target=self._run, name='dedupd-maintainer', daemon=True)
         self.is_maintainer = False
         self.catalog_state = 'absent'
-        self.errors = errors_module.Errors()
+        self.errors = task_errors.Errors()
         self.listeners: list[Listener] = []
         self.watchers: list[Callable[[], None]] = []
-        self.figures = figures_module.Figures(repository, self.catalog)
+        self.figures = repository_stats.Figures(repository, self.catalog)
         self._watch = forecast.Watch(repository.path)
 
     # -- for any thread ----------------------------------------------------

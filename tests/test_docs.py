@@ -28,7 +28,7 @@ from osprofiler import opts as profiler_opts
 import pytest
 
 from dedupd import opts as dedupd_opts
-from dedupd import problems
+from dedupd.status import problems
 from glance_dedup.cli import entry
 from glance_dedup.driver import store_opts
 from tests.support import documents

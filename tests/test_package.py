@@ -176,7 +176,7 @@ def test_content(wheel):
     # Its header is among the packages of bindep.txt for tests.
     assert 'glance_dedup/nbdkit-glance-dedup-plugin.so' in names
     for path in (TOP / 'dedupd' / 'page').iterdir():
-        assert f'dedupd/page/{path.name}' in names
+        assert f'dedupd/status/page/{path.name}' in names
     for package in ('glance_dedup', 'dedupd'):
         for path in (TOP / package).rglob('*.py'):
             assert str(path.relative_to(TOP)) in names

@@ -41,7 +41,7 @@ DATA = ('share/man/man1/glance-dedup.1', 'share/man/man8/dedupd.8',
         'share/glance-dedup/systemd/dedupd-relay.socket',
         'share/glance-dedup/tmpfiles.d/glance-dedup.conf',
         'share/doc/glance-dedup/RELEASENOTES.rst')
-PAGE = 'dedupd/page/index.html'
+PAGE = 'dedupd/status/page/index.html'
 COMMAND_SECONDS = 900
 #: Pythons that the Debian of the build lacks, and the Debian that has each.
 SUITES = {'python3.13': 'trixie', 'python3.14': 'forky'}

@@ -81,21 +81,21 @@ class Status(command.RepositoryCommand, show.ShowOne):
         return self._without_daemon()
 
     def _without_daemon(self) -> dict:
-        from dedupd import figures as figures_module
-        from dedupd import problems
-        from dedupd import volume_figures
+        from dedupd.status import problems
+        from dedupd.status import repository_stats
+        from dedupd.status import volume_stats
         from glance_dedup.repository import volumes
 
         with contextlib.ExitStack() as stack:
             repo = stack.enter_context(self.open())
             # First: to read the catalog, this process becomes the maintainer.
-            described = figures_module.described(repo)
+            described = repository_stats.described(repo)
             catalog = stack.enter_context(image_facts.catalog_of(repo))
-            figures = figures_module.Figures(repo, lambda: catalog)
+            figures = repository_stats.Figures(repo, lambda: catalog)
             with contextlib.closing(figures):
                 space = figures.space()
                 blocks, damaged = figures.damage()
-                of_volumes = volume_figures.VolumeFigures(
+                of_volumes = volume_stats.VolumeFigures(
                     repo, figures.journals).sums()
             images, names = volumes.apart(repo, damaged)
             if catalog is None:
@@ -112,7 +112,7 @@ class Status(command.RepositoryCommand, show.ShowOne):
                 'volumes': of_volumes,
                 'damage': None if catalog is None else {
                     'blocks': blocks, 'images': images, 'volumes': names},
-                'filter': figures_module.of_filter(repo, repo.statistics()),
+                'filter': repository_stats.of_filter(repo, repo.statistics()),
             }
         return {**status, 'problems': problems.found_in(status)}
 

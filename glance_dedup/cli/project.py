@@ -23,10 +23,10 @@ class _Command(command.RepositoryCommand):
         if client is not None:
             found = client.projects()
         else:
-            from dedupd import figures
+            from dedupd.status import repository_stats
 
             with self.open() as repo:
-                found = figures.of_projects(repo)
+                found = repository_stats.of_projects(repo)
         return [{name: common.Size(row.get(name)) if name in _SIZES else
                  row.get(name) for name in _NAMES} for row in found]
 

@@ -22,8 +22,8 @@ from selenium.webdriver.chrome import service as chrome_service
 from selenium.webdriver.common import by
 from selenium.webdriver.common import keys
 
-from dedupd import history
-from dedupd import page
+from dedupd.status import page
+from dedupd.status import task_history
 from tests.functional import dedupd_watched
 from tests.support import cold_repositories
 from tests.support import repositories
@@ -719,7 +719,7 @@ def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
                 'no damage', browser.task('scrub'))
         browser.require_silence()
         it.stop()
-        (path / history.NAME).write_bytes(b'\xff{"kind": ' * 100)
+        (path / task_history.NAME).write_bytes(b'\xff{"kind": ' * 100)
         it.start()
         it.wait_for_catalog()
         browser.show(it.url)
@@ -737,7 +737,7 @@ def test_a_whole_pass_that_is_none(browser, tmp_path, result):
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     run = {'number': 0, 'started': 1e9, 'finished': 1e9, 'seconds': 1,
            'arguments': {}, 'result': result, 'error': None}
-    (path / history.NAME).write_bytes(history.encode({'scrub': {
+    (path / task_history.NAME).write_bytes(task_history.encode({'scrub': {
         'last': {**run, 'finished': 1e9 + 1, 'error': HOSTILE},
         'last_error': None, 'last_success': 1e9, 'last_success_run': run}}))
     with dedupd_watched.running(path, scrub_interval=0) as it:

@@ -15,7 +15,7 @@ import time
 import pytest
 import requests
 
-from dedupd import forecast
+from dedupd.status import forecast
 from glance_dedup.repository import features
 from tests.functional import dedupd_watched
 from tests.support import cache_harness

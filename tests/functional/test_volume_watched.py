@@ -4,7 +4,7 @@
 
 import pytest
 
-from dedupd import volume_figures
+from dedupd.status import volume_stats
 from tests.support import daemons
 from tests.support import repositories
 from tests.support import volumes
@@ -45,7 +45,7 @@ def test_figures_of_now(server):
 
             repositories.eventually(
                 lambda: volume()['counters']['read_bytes'] == 4096,
-                2 * volume_figures.FRESH + 10)
+                2 * volume_stats.FRESH + 10)
             found = volume()
             assert (found['name'], found['state']) == ('disk', 'ready')
             assert found['counters']['written_bytes'] == 1000

@@ -7,7 +7,7 @@ import json
 import pathlib
 import re
 
-from dedupd import metrics
+from dedupd.status import metrics
 
 ETC = pathlib.Path(__file__).resolve().parents[2] / 'etc'
 RULES = ETC / 'prometheus' / 'glance-dedup.rules.yml'

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from dedupd.compute.cache import cache_catalog
-from dedupd import history
+from dedupd.status import task_history
 from glance_dedup.check import check_report
 from glance_dedup.check import checker
 from glance_dedup.check import space
@@ -236,7 +236,7 @@ def test_unknown_names_and_modes_are_notes(repository, group, image):
 
 @pytest.mark.parametrize('name, module', [
     ('cache.json', cache_catalog), ('replication.json', progress_file),
-    ('tasks.json', history)])
+    ('tasks.json', task_history)])
 def test_lists_of_images(repository, group, image, name, module):
     """A bad one is a note: no image is worse for it."""
     file = repository.path / name

@@ -17,7 +17,7 @@ import subprocess
 import pytest
 import yaml
 
-from dedupd import metrics
+from dedupd.status import metrics
 
 pytestmark = pytest.mark.needs('prometheus')
 

@@ -7,11 +7,11 @@ import types
 from oslo_config import cfg
 import pytest
 
-from dedupd import errors
-from dedupd import history
 from dedupd import main
 from dedupd import opts
 from dedupd import replicator
+from dedupd.status import task_errors
+from dedupd.status import task_history
 from glance_dedup.base import exceptions
 from glance_dedup.transfer import site_replication
 from tests.support import repositories
@@ -165,7 +165,7 @@ def thread(conf, tmp_path):
     with repositories.open_repository(path) as repo:
         found = replicator.Replicator(
             repo, conf, lambda: found.is_maintainer,
-            errors.Errors(), [], history.Past(path))
+            task_errors.Errors(), [], task_history.Past(path))
         found.is_maintainer = True
         yield found
         found.stop()

@@ -12,9 +12,9 @@ from glance_store import exceptions as glance_exceptions
 import pytest
 
 from dedupd.compute.cache import cache_catalog
-from dedupd import figures
 from dedupd.http import messages
 from dedupd.serve import image_handlers
+from dedupd.status import repository_stats
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import imageids
@@ -210,7 +210,7 @@ def test_the_check_counts_them(path, backup):
 
 def test_figures(repo, maintainer, backup):
     maintainer.rebuild()
-    found = figures.Figures(repo, lambda: maintainer.catalog)
+    found = repository_stats.Figures(repo, lambda: maintainer.catalog)
     with contextlib.closing(found):
         space = found.space()
         assert (space['images'], space['backups']) == (1, 1)

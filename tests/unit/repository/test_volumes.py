@@ -15,11 +15,11 @@ import pyfuse3
 import pytest
 
 from dedupd.compute.cache import cache_catalog
-from dedupd import figures
 from dedupd.http import messages
 from dedupd.serve import image_handlers
 from dedupd.serve import replica_receiver
 from dedupd.serve import upload_rights
+from dedupd.status import repository_stats
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
@@ -316,7 +316,7 @@ def test_lists_and_sums(command, part):
 
 def test_figures(repo, maintainer, part):
     maintainer.rebuild()
-    found = figures.Figures(repo, lambda: maintainer.catalog)
+    found = repository_stats.Figures(repo, lambda: maintainer.catalog)
     with contextlib.closing(found):
         space = found.space()
         assert (space['images'], space['volumes']) == (1, 1)

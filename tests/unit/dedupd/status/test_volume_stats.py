@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from dedupd import figures as figures_module
-from dedupd import volume_figures
+from dedupd.status import repository_stats
+from dedupd.status import volume_stats
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import volumes
 from tests.support import repositories
@@ -35,8 +35,8 @@ def figures(repo):
 
 def of(repo):
     """New figures: they know nothing of before."""
-    return volume_figures.VolumeFigures(
-        repo, lambda: figures_module.journals(repo.path))
+    return volume_stats.VolumeFigures(
+        repo, lambda: repository_stats.journals(repo.path))
 
 
 def make(repo, name='disk', size=MIB):
@@ -80,14 +80,14 @@ def test_directories_are_measured_once(repo, monkeypatch):
     """The sums of the space, and the figures of volumes, have one source."""
     make(repo, 'one')
     make(repo, 'two')
-    monkeypatch.setattr(figures_module, '_FRESH', LIMIT)
+    monkeypatch.setattr(repository_stats, '_FRESH', LIMIT)
     measured = []
-    real = figures_module._sizes_on_disk
-    monkeypatch.setattr(figures_module, '_sizes_on_disk', lambda path: (
+    real = repository_stats._sizes_on_disk
+    monkeypatch.setattr(repository_stats, '_sizes_on_disk', lambda path: (
         measured.append(os.path.relpath(path, repo.path)) or real(path)))
     with contextlib.closing(
-            figures_module.Figures(repo, lambda: None)) as space:
-        found = volume_figures.VolumeFigures(repo, space.journals).all()
+            repository_stats.Figures(repo, lambda: None)) as space:
+        found = volume_stats.VolumeFigures(repo, space.journals).all()
         sums = space.space()
         assert [fields['name'] for fields in found] == ['one', 'two']
         assert (sums['volumes'], sums['journal_bytes']) == (
@@ -219,10 +219,10 @@ def test_answers_that_lie(repo, figures):
 
 def test_the_time_for_all_is_bounded(repo, figures, monkeypatch):
     """And each server has its turn, however many are hung."""
-    monkeypatch.setattr(volume_figures, 'ASKING', 0.4)
-    monkeypatch.setattr(volume_figures, 'PATIENCE', 0.2)
-    monkeypatch.setattr(volume_figures, 'FRESH', 0)
-    monkeypatch.setattr(volume_figures, 'SHARE', 1e9)
+    monkeypatch.setattr(volume_stats, 'ASKING', 0.4)
+    monkeypatch.setattr(volume_stats, 'PATIENCE', 0.2)
+    monkeypatch.setattr(volume_stats, 'FRESH', 0)
+    monkeypatch.setattr(volume_stats, 'SHARE', 1e9)
     asked = []
     with contextlib.ExitStack() as stack:
         for n in range(6):
@@ -248,8 +248,8 @@ def test_the_time_for_all_is_bounded(repo, figures, monkeypatch):
 def test_nobody_waits_for_another_thread(repo, figures, monkeypatch):
     """What was found before is better than a thread that hangs."""
     make(repo)
-    monkeypatch.setattr(volume_figures, 'FRESH', 0)
-    monkeypatch.setattr(volume_figures, 'SHARE', 1e9)
+    monkeypatch.setattr(volume_stats, 'FRESH', 0)
+    monkeypatch.setattr(volume_stats, 'SHARE', 1e9)
     before = figures.all()
     look, begun, go_on = figures._look, threading.Event(), threading.Event()
 
@@ -271,7 +271,7 @@ def test_nobody_waits_for_another_thread(repo, figures, monkeypatch):
 
 
 def test_figures_are_used_again(repo, figures, monkeypatch):
-    monkeypatch.setattr(volume_figures, 'FRESH', 3600)
+    monkeypatch.setattr(volume_stats, 'FRESH', 3600)
     make(repo)
     assert len(figures.all()) == 1
     make(repo, 'other')

@@ -4,7 +4,7 @@
 
 import contextlib
 
-from dedupd import figures
+from dedupd.status import repository_stats
 from dedupd.tasks import collector
 from glance_dedup.base import pacing
 from tests.support import cold_repositories
@@ -34,7 +34,7 @@ def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
     catalogs = []
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'a', maintenance.content(1))
-        found = figures.Figures(
+        found = repository_stats.Figures(
             repo, lambda: catalogs[-1] if catalogs else None)
         with contextlib.closing(found), maintenance.maintaining(
                 repo) as maintainer:
@@ -67,7 +67,7 @@ def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'a', maintenance.content(1))
         repositories.put(repo, 'b', maintenance.content(2))
-        found = figures.Figures(
+        found = repository_stats.Figures(
             repo, lambda: catalogs[-1] if catalogs else None)
         with contextlib.closing(found), maintenance.maintaining(
                 repo) as maintainer:
@@ -95,7 +95,7 @@ def test_a_recipe_that_cannot_be_read_is_damage(tmp_path):
             repositories.put(repo, image_id, maintenance.content(number))
         recipe = path / 'images' / 'a'
         recipe.write_bytes(bytes(recipe.stat().st_size))
-        with contextlib.closing(figures.Figures(
+        with contextlib.closing(repository_stats.Figures(
                 repo, lambda: None)) as found:
             assert hit(found) == {'a': True, 'b': None}
 
@@ -107,7 +107,7 @@ def test_replaced_images_have_their_own_figures(tmp_path):
         repositories.put(repo, 'a', maintenance.content(1))
         with maintenance.maintaining(repo) as maintainer:
             maintenance.account(maintainer)
-            found = figures.Figures(repo, lambda: maintainer.catalog)
+            found = repository_stats.Figures(repo, lambda: maintainer.catalog)
             with contextlib.closing(found):
                 old = found.images()[0]['size']
                 assert maintainer.catalog.images()['a'][1]['size'] == old
@@ -124,11 +124,11 @@ def test_images_compared_have_bounded_extents(tmp_path, monkeypatch):
         repositories.put(repo, 'scattered', maintenance.scattered(1, 2))
         repositories.put(repo, 'a', maintenance.content(3))
         repositories.put(repo, 'b', maintenance.content(3, 4))
-        found = figures.Figures(repo, lambda: None)
+        found = repository_stats.Figures(repo, lambda: None)
         with contextlib.closing(found):
             assert set(found.sharing()['images']) == {'scattered', 'a', 'b'}
-        monkeypatch.setattr(figures, 'SHARING_PAGES', 2)
-        found = figures.Figures(repo, lambda: None)
+        monkeypatch.setattr(repository_stats, 'SHARING_PAGES', 2)
+        found = repository_stats.Figures(repo, lambda: None)
         with contextlib.closing(found):
             assert found.sharing() == {'images': ['b', 'a'],
                                        'shared': [[20, 10], [10, 10]]}
@@ -138,7 +138,7 @@ def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
     """Figures from before the end of a task are not given after it."""
     path = maintenance.create(tmp_path)
     with repositories.open_repository(path) as repo:
-        found = figures.Figures(repo, lambda: None)
+        found = repository_stats.Figures(repo, lambda: None)
         measure = found._measure
         with contextlib.closing(found):
             def measure_and_change():
@@ -162,7 +162,7 @@ def test_metadata_is_part_of_what_is_on_the_disk(tmp_path):
         repo.delete('a')
         maintenance.account(maintainer)
         collector.run_once(maintainer, pacing.Pace(), live_share=0)
-        with contextlib.closing(figures.Figures(
+        with contextlib.closing(repository_stats.Figures(
                 repo, lambda: maintainer.catalog)) as found:
             space = found.space()
     assert space['unique_blocks'] == 0
@@ -176,7 +176,7 @@ def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'a', data + bytes(10 * len(data)))
         with maintenance.maintaining(repo) as maintainer:
-            found = figures.Figures(repo, lambda: maintainer.catalog)
+            found = repository_stats.Figures(repo, lambda: maintainer.catalog)
             with contextlib.closing(found):
                 space = found.space()
     assert space['nonzero_bytes'] == len(data)
@@ -193,7 +193,8 @@ def test_what_is_in_objects_is_not_saved(tmp_path, server, monkeypatch):
     cold.put('a', repositories.noise(1 << 20, 1))
     cold.put('b', repositories.noise(3 << 19, 2))
     with cold.open() as repo:
-        with contextlib.closing(figures.Figures(repo, lambda: None)) as found:
+        with contextlib.closing(repository_stats.Figures(
+            repo, lambda: None)) as found:
             assert found.space()['object_bytes'] == 0
             assert cold.cool() == 2
             read = []

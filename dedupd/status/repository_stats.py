@@ -18,8 +18,8 @@ import time
 from typing import Any
 from typing import TypeVar
 
-from dedupd import forecast
-from dedupd import suspects
+from dedupd.status import forecast
+from dedupd.status import suspects
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids

@@ -12,9 +12,9 @@ from prometheus_client import parser
 import pytest
 
 from dedupd import control as control_module
-from dedupd import metrics
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
+from dedupd.status import metrics
 from oslo_config import cfg
 from tests.support import repositories
 

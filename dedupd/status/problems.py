@@ -10,7 +10,7 @@ the guide's page on troubleshooting lists all of them.
 from collections.abc import Iterator
 from typing import Any
 
-from dedupd import forecast
+from dedupd.status import forecast
 from glance_dedup.base import units
 
 CRITICAL = forecast.CRITICAL

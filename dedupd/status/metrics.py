@@ -294,7 +294,7 @@ class Collector:
 
     :param status: returns the status; called once for each collection
     :param projects: returns the projects, as
-        :meth:`dedupd.figures.Figures.projects` does
+        :meth:`dedupd.status.repository_stats.Figures.projects` does
     :param are_named: give series to projects, whose ids they then show
     """
 

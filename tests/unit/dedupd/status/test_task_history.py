@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dedupd import history
+from dedupd.status import task_history
 from glance_dedup.base import files
 from tests.support import repositories
 
@@ -34,18 +34,18 @@ def written(path, **fields):
         (facts if key in facts else facts['last'])[key] = value
     content = {'kind': 'glance-dedup tasks', 'version': 1, 'tasks': [facts]}
     content['checksum'] = files.json_checksum(content)
-    (path / history.NAME).write_text(json.dumps(content))
+    (path / task_history.NAME).write_text(json.dumps(content))
 
 
 def test_what_was_noted_is_there_for_the_next(path):
-    one = history.Past(path)
+    one = task_history.Past(path)
     assert one.load(NAMES) == []
     one.note('scrub', last(error='the disk is gone', result=None,
                            finished=1e9 + 1), None)
     one.note('collect', last(error='gone, too', result=None), None)
     one.note('collect', last(), last())
     one.save()
-    other = history.Past(path)
+    other = task_history.Past(path)
     assert other.facts('collect') == NOTHING
     assert other.load(NAMES) == [
         {'task': 'scrub', 'time': 1e9 + 1, 'text': 'the disk is gone'},
@@ -60,44 +60,45 @@ def test_what_was_noted_is_there_for_the_next(path):
         other.note('collect', last(error='again', result=None, finished=at),
                    None)
         other.save()
-        other = history.Past(path)
+        other = task_history.Past(path)
         other.load(NAMES)
         facts = other.facts('collect')
         assert facts['last']['finished'] == at
         assert facts['last_success'] == 1e9 + 5
         assert facts['last_success_run'] == run
-    assert os.stat(path / history.NAME).st_mode & 0o777 == 0o600
+    assert os.stat(path / task_history.NAME).st_mode & 0o777 == 0o600
 
 
 def test_it_is_bounded(path):
-    one = history.Past(path)
+    one = task_history.Past(path)
     for number in range(100):
         one.note('scrub', last(error='e' * 100_000,
                                result={'images': ['x' * 100] * 1000}),
                  last(result={'images': ['x' * 100] * 1000}))
     one.save()
-    assert os.path.getsize(path / history.NAME) < 8192
-    other = history.Past(path)
+    assert os.path.getsize(path / task_history.NAME) < 8192
+    other = task_history.Past(path)
     other.load(NAMES)
     assert other.facts('scrub')['last']['result'] is None
     assert other.facts('scrub')['last_success_run']['result'] is None
-    assert other.facts('scrub')['last']['error'] == 'e' * history.MAX_ERROR
+    assert other.facts('scrub')['last'][
+        'error'] == 'e' * task_history.MAX_ERROR
 
 
 def test_older_versions_read_a_file_of_good_runs(path):
     """They take no field that they do not know."""
-    one = history.Past(path)
+    one = task_history.Past(path)
     one.note('scrub', last(), last())
     one.note('collect', last(error='no'), None)
     one.save()
-    for entry in json.loads((path / history.NAME).read_text())['tasks']:
+    for entry in json.loads((path / task_history.NAME).read_text())['tasks']:
         assert entry.keys() == {'name', 'last', 'last_success', 'last_error'}
 
 
 def test_what_is_from_the_future_is_from_now(path):
     """Or an alarm would wait until then."""
     written(path, last_success=time.time() + 1e6)
-    one = history.Past(path)
+    one = task_history.Past(path)
     one.load(NAMES)
     assert one.facts('collect')['last_success'] <= time.time()
 
@@ -122,24 +123,24 @@ def test_an_entry_that_is_none(path, caplog, fields):
         content = {'kind': 'glance-dedup tasks', 'version': 1,
                    'tasks': [facts]}
         content['checksum'] = files.json_checksum(content)
-        (path / history.NAME).write_text(json.dumps(content))
+        (path / task_history.NAME).write_text(json.dumps(content))
     else:
         written(path, **fields)
-    one = history.Past(path)
+    one = task_history.Past(path)
     assert one.load(NAMES) == []
     assert one.facts('collect') == NOTHING
     assert 'is invalid' in caplog.text
     one.note('collect', last(), last())
     one.save()
-    history.decode((path / history.NAME).read_bytes())
+    task_history.decode((path / task_history.NAME).read_bytes())
 
 
 @pytest.mark.parametrize('content', (
     b'', b'{', b'[]', b'null', b'[' * 100_000, b'9' * 5000, b'\xff' * 100,
-    bytes(history.MAX_SIZE + 5), b'{"kind": "glance-dedup cache"}'))
+    bytes(task_history.MAX_SIZE + 5), b'{"kind": "glance-dedup cache"}'))
 def test_a_file_that_is_none(path, caplog, content):
-    (path / history.NAME).write_bytes(content)
-    assert history.Past(path).load(NAMES) == []
+    (path / task_history.NAME).write_bytes(content)
+    assert task_history.Past(path).load(NAMES) == []
     assert 'is invalid' in caplog.text
 
 
@@ -147,8 +148,8 @@ def test_a_file_that_is_none(path, caplog, content):
     os.mkdir, os.mkfifo, lambda path: os.symlink('/dev/zero', path)))
 def test_what_is_no_file(path, caplog, make):
     """Neither is anything waited for, nor a link followed."""
-    make(path / history.NAME)
-    one = history.Past(path)
+    make(path / task_history.NAME)
+    one = task_history.Past(path)
     assert one.load(NAMES) == []
     assert 'is invalid' in caplog.text
     for _ in range(2):
@@ -156,4 +157,4 @@ def test_what_is_no_file(path, caplog, make):
         one.save()
     assert caplog.text.count('cannot be written') == (
         1 if make is os.mkdir else 0)
-    assert not os.path.exists(path / f'{history.NAME}.new')
+    assert not os.path.exists(path / f'{task_history.NAME}.new')

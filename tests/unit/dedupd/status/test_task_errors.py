@@ -4,13 +4,13 @@
 
 import pytest
 
-from dedupd import errors as errors_module
+from dedupd.status import task_errors
 from glance_dedup.base import exceptions
 
 
 @pytest.fixture
 def errors():
-    return errors_module.Errors()
+    return task_errors.Errors()
 
 
 def texts(errors):
@@ -26,10 +26,10 @@ def test_a_repeated_error_is_there_once_and_last(errors):
 
 
 def test_the_oldest_make_room(errors):
-    for number in range(errors_module.MAX_COUNT + 3):
+    for number in range(task_errors.MAX_COUNT + 3):
         errors.add('scrub', str(number))
     assert texts(errors) == [
-        str(number) for number in range(3, errors_module.MAX_COUNT + 3)]
+        str(number) for number in range(3, task_errors.MAX_COUNT + 3)]
 
 
 def test_errors_of_others_come_by_their_time(errors):

@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from dedupd import figures
-from dedupd import suspects
+from dedupd.status import repository_stats
+from dedupd.status import suspects
 from glance_dedup.base import exceptions
 from tests.support import repositories
 
@@ -134,7 +134,8 @@ def test_what_is_closed_hears_nothing(repo):
 
 def test_figures_have_them(repo):
     Broken(repo, 'bad')
-    with contextlib.closing(figures.Figures(repo, lambda: None)) as found:
+    with contextlib.closing(repository_stats.Figures(repo,
+                                                     lambda: None)) as found:
         with pytest.raises(exceptions.DamagedError):
             read(repo, 'bad')
         assert found.damage()[1] == {'bad'}

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from dedupd import expiry
 from dedupd import settings
+from dedupd.status import expiry
 from tests.support import certificates
 
 OPTIONS = """

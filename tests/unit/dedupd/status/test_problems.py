@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedupd import problems
+from dedupd.status import problems
 
 FINE = {'repository': {'maintained': True},
         'catalog': {'state': 'ready', 'unreadable': {}, 'warnings': []},

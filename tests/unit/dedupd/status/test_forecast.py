@@ -9,8 +9,8 @@ import statistics
 
 import pytest
 
-from dedupd import figures
-from dedupd import forecast
+from dedupd.status import forecast
+from dedupd.status import repository_stats
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -182,12 +182,12 @@ def test_the_figures_have_it(tmp_path):
     with repositories.open_repository(path) as repo, maintenance.maintaining(
             repo) as maintainer:
         catalogs = [maintainer.catalog]
-        found = figures.Figures(repo, lambda: catalogs[0])
+        found = repository_stats.Figures(repo, lambda: catalogs[0])
         with contextlib.closing(found):
             before = found.foresee()
             assert before['full_in_seconds'] is None
             room = before['filesystem_free_bytes'] - before['reserve_bytes']
-            now = int(figures.time.time())
+            now = int(repository_stats.time.time())
             for sample in history(lambda day: room / 10 * day, 2,
                                   until=now - 1):
                 maintainer.catalog.sample(sample.pop('time'), sample)
@@ -198,7 +198,7 @@ def test_the_figures_have_it(tmp_path):
             catalogs[0] = None
             assert found.foresee()['full_in_seconds'] == pytest.approx(
                 left, rel=0.1)
-        with contextlib.closing(figures.Figures(
+        with contextlib.closing(repository_stats.Figures(
                 repo, lambda: maintainer.catalog)) as other:
             assert other.foresee()['full_in_seconds'] == pytest.approx(
                 left, rel=0.1)
