@@ -24,9 +24,9 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from dedupd import agenda
 from dedupd import logs
-from dedupd import records
+from dedupd.schedule import task_queue
+from dedupd.schedule import task_records
 from dedupd.status import task_errors
 from dedupd.status import task_history
 from glance_dedup.base import exceptions
@@ -240,7 +240,7 @@ class Replicator:
         self._due = time.monotonic()
         self._numbers = 0
         self._pace: site_replication.Pace | None = None
-        self._record = records.Record()
+        self._record = task_records.Record()
         self._replicated = self._sent = 0
         self._thread = threading.Thread(
             target=self._run, name='dedupd-replicate', daemon=True)
@@ -343,15 +343,16 @@ class Replicator:
                     return
                 self._due = self._next()
                 pace = self._pace = site_replication.Pace(rate=self._rate())
-                job = self._record.job = agenda.Job(
+                job = self._record.job = task_queue.Job(
                     'replicate', self._numbers, began=time.time(),
                     started=time.monotonic(), pace=pace)
             self._tell()
             self._perform(job, pace)
             self._tell()
 
-    def _perform(self, job: agenda.Job, pace: site_replication.Pace) -> None:
-        outcome = records.Outcome()
+    def _perform(self, job: task_queue.Job,
+                 pace: site_replication.Pace) -> None:
+        outcome = task_records.Outcome()
         try:
             outcome.result = dataclasses.asdict(self._replicate(pace))
         except pacing.Stopped:

@@ -84,12 +84,12 @@ PACKAGES = {
     'dedupd.status.problems': 'base forecast',
     'dedupd.status.task_errors': 'base',
     'dedupd.follower': 'base repository',
-    'dedupd.pressure': '_engine base',
-    'dedupd.shortage': 'base repository',
-    'dedupd.agenda': 'base tasks',
-    'dedupd.records': 'agenda',
-    'dedupd.membership': 'base maintenance repository tasks',
-    'dedupd.scheduler':
+    'dedupd.schedule.volume_garbage': '_engine base',
+    'dedupd.schedule.low_space': 'base repository',
+    'dedupd.schedule.task_queue': 'base tasks',
+    'dedupd.schedule.task_records': 'agenda',
+    'dedupd.schedule.host_share': 'base maintenance repository tasks',
+    'dedupd.schedule.task_scheduler':
         'base repository maintenance tasks history cache.index figures errors '
         'agenda records pressure shortage membership forecast logs',
     'dedupd.control':
@@ -266,14 +266,15 @@ TESTED_BY = {
     'dedupd.compute.novabase.main': 'functional/test_nova_base.py',
     'dedupd.compute.novabase.mounting': 'functional/test_nova_base.py',
     'dedupd.compute.novabase.fuse_operations': 'functional/test_nova_base.py',
-    'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
-    'dedupd.records': 'unit/dedupd/test_scheduler.py',
+    'dedupd.tasks.damaged_blocks': 'unit/dedupd/tasks/test_scrubber.py',
+    'dedupd.schedule.task_records':
+        'unit/dedupd/schedule/test_task_scheduler.py',
     'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.sharescrub': 'unit/dedupd/tasks/test_helping.py',
     'glance_dedup.maintenance.helper_daemon':
         'unit/dedupd/tasks/test_helping.py',
-    'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
-    'dedupd.tasks.spares': 'unit/dedupd/tasks/test_scrubber.py',
+    'dedupd.tasks.registry': 'unit/dedupd/schedule/test_task_scheduler.py',
+    'dedupd.tasks.spare_copies': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.control': 'unit/dedupd/status/test_metrics.py',
     'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',

@@ -4,8 +4,8 @@
 
 The helpers' notes are hints of other hosts. A block that a helper could not
 read becomes *waiting*, as one that the maintainer's own scrub found, and is
-marked only if the maintainer cannot read it either (``damage.py``). A group
-that a helper could not make smaller gets a note of that.
+marked only if the maintainer cannot read it either (``damaged_blocks.py``). A
+group that a helper could not make smaller gets a note of that.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import logging
 
-from dedupd.tasks import damage as damage_module
+from dedupd.tasks import damaged_blocks
 from dedupd.tasks import recompressor
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -58,7 +58,7 @@ def _take(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
 def _take_blocks(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
                  found: Iterable[int]) -> None:
     """Have blocks wait to be marked, and record those that are marked."""
-    damage = damage_module.Damage(maintainer, pace)
+    damage = damaged_blocks.Damage(maintainer, pace)
     state = maintainer.catalog.scrub_state()
     waiting = set(state.get('waiting', ()))
     for address in sorted(set(found).difference(damage.known, waiting)):
@@ -87,7 +87,7 @@ def _mark_waiting(maintainer: maintainer_role.Maintainer, pace: pacing.Pace
     state = maintainer.catalog.scrub_state()
     if not state.get('waiting'):
         return
-    damage = damage_module.Damage(maintainer, pace)
+    damage = damaged_blocks.Damage(maintainer, pace)
     done = damage.mark(state['waiting'])
     if done:
         maintainer.catalog.set_scrub_state({**state, 'waiting': sorted(
@@ -108,8 +108,8 @@ def _take_groups(maintainer: maintainer_role.Maintainer,
             continue
         except exceptions.UNREADABLE as e:
             if name not in known:
-                images = damage_module.images_of_group(maintainer, number)
+                images = damaged_blocks.images_of_group(maintainer, number)
                 LOG.error('%s cannot be read: %s. Images hit: %s', name, e,
-                          damage_module.listed_images(maintainer, images))
+                          damaged_blocks.listed_images(maintainer, images))
                 known[name] = {'error': str(e), 'images': images}
                 maintainer.catalog.set_scrub_state(state)

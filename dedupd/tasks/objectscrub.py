@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import logging
 from typing import Any
 
-from dedupd.tasks import damage as damage_module
+from dedupd.tasks import damaged_blocks
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import block_addresses
@@ -174,7 +174,7 @@ class Objects:
             number, why = lost[name]
             note(name, f'{why}, as the scrub before this one found, too: '
                  f'groups/{number:08x} needs it',
-                 damage_module.images_of_group(self._maintainer, number))
+                 damaged_blocks.images_of_group(self._maintainer, number))
         if len(new) > MAX_LOST:
             LOG.error('%d more objects are lost; the next scrubs report them',
                       len(new) - MAX_LOST)

@@ -151,9 +151,9 @@ def _tier(maintainer: Maintainer, pace: pacing.Pace, options: Any,
 
 
 def _projects(maintainer: Maintainer, pace: pacing.Pace, options: Any) -> Any:
-    from dedupd.tasks import projects
+    from dedupd.tasks import project_usage
 
-    return projects.run_once(maintainer, pace)
+    return project_usage.run_once(maintainer, pace)
 
 
 def _evict(maintainer: Maintainer, pace: pacing.Pace, options: Any,

@@ -9,8 +9,8 @@ keeps its cursor and its figures.
 A block that does not verify on two readings becomes *waiting*, in the same
 record as the cursor, so that nothing can make the scrub forget it. When the
 pass leaves the block's group, and the group is free, the scrub marks the block
-as damaged, and reports which images need it (``damage.py``). If the group is
-in use, the block waits for a later run.
+as damaged, and reports which images need it (``damaged_blocks.py``). If the
+group is in use, the block waits for a later run.
 
 Other daemons may have shares of the groups (``sharescrub.py``); then the pass
 verifies those of the maintainer. But while damaged blocks are known, it reads
@@ -22,7 +22,7 @@ not answer has not ended.
 
 At the begin and the end of a run the scrub heals damaged blocks of which there
 is a copy. At the end of a pass it renews the spare copies of the most used
-blocks (``spares.py``).
+blocks (``spare_copies.py``).
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ import dataclasses
 import logging
 import time
 
-from dedupd.tasks import damage as damage_module
+from dedupd.tasks import damaged_blocks
 from dedupd.tasks import objectscrub
-from dedupd.tasks import spares as spares_module
+from dedupd.tasks import spare_copies
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -211,7 +211,7 @@ class _Run:
         self._is_mine = is_mine
         self._step_slots = min(STEP_SLOTS, max(
             1, STEP_BYTES // maintainer.repository.parameters.average_block))
-        self._damage = damage_module.Damage(maintainer, pace)
+        self._damage = damaged_blocks.Damage(maintainer, pace)
         self._read = 0          # bytes, in this run
         state = maintainer.catalog.scrub_state()
         begun = {
@@ -294,10 +294,10 @@ class _Run:
 
     def _renew_spares(self) -> None:
         maintainer = self._maintainer
-        wanted = spares_module.most_used(
+        wanted = spare_copies.most_used(
             maintainer, self._spare_threshold, self._spare_max
             // maintainer.repository.parameters.average_block)
-        self._state['spares'] = dataclasses.asdict(spares_module.renew(
+        self._state['spares'] = dataclasses.asdict(spare_copies.renew(
             maintainer, self._pace, wanted, self._damage.known,
             self._state['spares'].get('files', 0)))
 
@@ -374,7 +374,7 @@ class _Run:
             return
         images = list(images)
         LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
-                  damage_module.listed_images(self._maintainer, images))
+                  damaged_blocks.listed_images(self._maintainer, images))
         self._state['unreadable'][name] = {'error': error, 'images': images}
 
     # -- groups -----------------------------------------------------------
@@ -402,7 +402,7 @@ class _Run:
             if not ended:
                 return False
             self._note(f'groups/{number:08x}', error,
-                       damage_module.images_of_group(
+                       damaged_blocks.images_of_group(
                            self._maintainer, number) if error else ())
             # The next group, so that a finished one is not begun again.
             state['group'], state['slot'] = number + 1, 0
@@ -423,7 +423,7 @@ class _Run:
             name = f'groups/{number:08x}'
             if facts['used'] and name not in there:
                 self._note(name, 'it is missing',
-                           damage_module.images_of_group(
+                           damaged_blocks.images_of_group(
                                self._maintainer, number))
 
     def _scrub_group(self, number: int, done: int, total: int) -> bool:

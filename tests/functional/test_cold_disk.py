@@ -14,8 +14,8 @@ from oslo_config import cfg
 import pytest
 
 from dedupd import opts
-from dedupd import scheduler as scheduler_module
-from dedupd import shortage as shortage_module
+from dedupd.schedule import low_space
+from dedupd.schedule import task_scheduler
 from glance_dedup.base import exceptions
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
@@ -98,8 +98,8 @@ class Filling:
 @pytest.mark.parametrize('times', [
     3, pytest.param(10, marks=pytest.mark.long)])
 def test_many_times_the_disk(server, tmp_path, conf, monkeypatch, times):
-    monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 0.05)
-    monkeypatch.setattr(shortage_module, 'RETRY', 0.2)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.05)
+    monkeypatch.setattr(low_space, 'RETRY', 0.2)
     with (repositories.small_disk(tmp_path / 'disk', DISK) as disk,
           Least(disk) as least):
         path = repositories.create(disk / 'r', group_slots=SLOTS)

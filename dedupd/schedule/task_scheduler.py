@@ -9,7 +9,7 @@ be rebuilt; the daemon serves reads meanwhile. A reader is a *helper*, too: it
 runs its part of some tasks (``registry.py`` says which).
 
 Tasks run on request, in order, and when their interval is over
-(``agenda.py``). Every minute, and before each collection and merging, the
+(``task_queue.py``). Every minute, and before each collection and merging, the
 accounting counts new and deleted images; a cache looks as often whether it has
 to evict something. A scrub takes long, so it makes way for all other tasks but
 recompression, which makes way for the scrub, too. If a task fails, the log and
@@ -28,13 +28,13 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from dedupd import agenda as agenda_module
 from dedupd.compute.cache import cache_catalog
 from dedupd import logs
-from dedupd import membership as membership_module
-from dedupd import pressure as pressure_module
-from dedupd import records
-from dedupd import shortage as shortage_module
+from dedupd.schedule import host_share
+from dedupd.schedule import low_space
+from dedupd.schedule import task_queue
+from dedupd.schedule import task_records
+from dedupd.schedule import volume_garbage
 from dedupd.status import forecast
 from dedupd.status import repository_stats
 from dedupd.status import task_errors
@@ -63,8 +63,8 @@ _MIB = 1 << 20
 
 #: The maintainer or the helper that has a task run.
 Worker = maintainer_role.Maintainer | helper_daemon.Helper
-Fields = agenda_module.Fields
-Job = agenda_module.Job
+Fields = task_queue.Fields
+Job = task_queue.Job
 #: Called as `listener(event, task, payload)`; the event is 'start', 'end' or
 #: 'error', the payload the arguments, the result, or ``{'error': sentence}``.
 Listener = Callable[[str, str, Fields], None]
@@ -115,18 +115,19 @@ class Scheduler:
         self._coming = coming
         self._stopping = False
         self._records = {
-            name: records.Record() for name, task in registry.TASKS.items()
+            name: task_records.Record() for name,
+            task in registry.TASKS.items()
             if task.run and (held is not None or not task.in_caches_only)}
-        self._agenda = agenda_module.Agenda(conf, self._records)
+        self._agenda = task_queue.Agenda(conf, self._records)
         self._running: Job | None = None
         # From the moment in which it is taken from the agenda.
         self._taken: Job | None = None
         self._sampled = 0.0
         self._looked = 0.0
-        self._pressure: pressure_module.Pressure | None = None
-        self._shortage: shortage_module.Shortage | None = None
+        self._pressure: volume_garbage.Pressure | None = None
+        self._shortage: low_space.Shortage | None = None
         self._maintainer: maintainer_role.Maintainer | None = None
-        self.membership = membership_module.Membership(
+        self.membership = host_share.Membership(
             repository, conf, self._records)
         self._logged = 0
         self.past = task_history.Past(repository.path)
@@ -312,8 +313,8 @@ class Scheduler:
         with self._changed:
             self._records['rebuild-catalog'].job = self._running = None
             self._maintainer = maintainer
-            self._pressure = pressure_module.Pressure(maintainer.engine)
-            self._shortage = shortage_module.Shortage(self._repository)
+            self._pressure = volume_garbage.Pressure(maintainer.engine)
+            self._shortage = low_space.Shortage(self._repository)
             self.is_maintainer = True
             self.catalog_state = 'ready'
             self._agenda.begin()
@@ -486,7 +487,7 @@ class Scheduler:
         return arguments
 
     def _run_task(self, worker: Worker, job: Job
-                  ) -> records.Outcome | None:
+                  ) -> task_records.Outcome | None:
         """Run a job's task; return None if it stopped to make way."""
         if job.name == 'rebuild-catalog':
             self.catalog_state = 'rebuilding'
@@ -496,17 +497,17 @@ class Scheduler:
         except pacing.Stopped:
             if not self._stopping:
                 return None
-            return records.Outcome(
+            return task_records.Outcome(
                 error='it was stopped because the daemon ended',
                 is_cut_off=True)
         except Exception as e:
             self._rebuild_after(e)
             self.errors.failed(job.name, e)
-            return records.Outcome(error=str(e) or repr(e))
-        return records.Outcome(
+            return task_records.Outcome(error=str(e) or repr(e))
+        return task_records.Outcome(
             {} if result is None else dataclasses.asdict(result))
 
-    def _end(self, job: Job, outcome: records.Outcome) -> None:
+    def _end(self, job: Job, outcome: task_records.Outcome) -> None:
         """Note and report how a job ended."""
         record = self._records[job.name]
         with self._changed:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import time
 
-from dedupd import agenda
+from dedupd.schedule import task_queue
 
 #: Requested runs of a task that are kept for those who asked for them.
 KEPT = 16
@@ -16,7 +16,7 @@ KEPT = 16
 class Outcome:
     """How a job ended."""
 
-    result: agenda.Fields = dataclasses.field(default_factory=dict)
+    result: task_queue.Fields = dataclasses.field(default_factory=dict)
     error: str | None = None
     """None: it ended well."""
     is_cut_off: bool = False
@@ -27,21 +27,21 @@ class Outcome:
 class Record:
     """What the status says of one task."""
 
-    job: agenda.Job | None = None
+    job: task_queue.Job | None = None
     """The job that runs, or is suspended."""
-    last: agenda.Fields | None = None
+    last: task_queue.Fields | None = None
     """The last run in this daemon."""
     finished: int = 0
     """The highest number of a request that is over."""
-    last_success_run: agenda.Fields | None = None
+    last_success_run: task_queue.Fields | None = None
     """The last run in this daemon that was a success."""
-    requested: collections.deque[agenda.Fields] = dataclasses.field(
+    requested: collections.deque[task_queue.Fields] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=KEPT))
     """The last runs that somebody requested, in their order."""
     runs: int = 0
     failures: int = 0
 
-    def end(self, job: agenda.Job, outcome: Outcome) -> None:
+    def end(self, job: task_queue.Job, outcome: Outcome) -> None:
         """Note that a job has ended."""
         finished = time.time()
         error = outcome.error
@@ -61,7 +61,7 @@ class Record:
             self.last_success_run = self.last
         self.job = None
 
-    def _run_for(self, number: int) -> agenda.Fields | None:
+    def _run_for(self, number: int) -> task_queue.Fields | None:
         """Return the run that served a request; None: it is not kept.
 
         A run may have served requests with lower numbers than its own.
@@ -69,8 +69,8 @@ class Record:
         return min((run for run in self.requested if run['number'] >= number),
                    key=lambda run: run['number'], default=None)
 
-    def status(self, past: agenda.Fields, waits: bool, after: int = 0
-               ) -> agenda.Fields:
+    def status(self, past: task_queue.Fields, waits: bool, after: int = 0
+               ) -> task_queue.Fields:
         """Return the fields of the status that do not depend on the options.
 
         :param past: the last run before this daemon was started

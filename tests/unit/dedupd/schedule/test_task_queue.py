@@ -7,8 +7,8 @@ import time
 from oslo_config import cfg
 import pytest
 
-from dedupd import agenda as agenda_module
 from dedupd import opts
+from dedupd.schedule import task_queue
 from dedupd.tasks import registry
 from glance_dedup.base import pacing
 
@@ -27,7 +27,7 @@ def conf():
 
 @pytest.fixture
 def agenda(conf):
-    return agenda_module.Agenda(conf, NAMES)
+    return task_queue.Agenda(conf, NAMES)
 
 
 def started(job):
@@ -63,7 +63,7 @@ def test_requests_then_what_is_due_for_longest(agenda):
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('running', NAMES)
 def test_a_due_task_of_a_lower_rank_goes_first(agenda, running, name):
-    job = agenda_module.Job(running)
+    job = task_queue.Job(running)
     assert not agenda.makes_way(job)
     agenda.put(name, 0)
     assert agenda.makes_way(job) == (
@@ -72,14 +72,14 @@ def test_a_due_task_of_a_lower_rank_goes_first(agenda, running, name):
 
 @pytest.mark.parametrize('running', NAMES)
 def test_a_request_goes_before_what_makes_way(agenda, running):
-    job = agenda_module.Job(running)
+    job = task_queue.Job(running)
     agenda.request('merge', {}, job if running != 'merge' else None)
     assert agenda.makes_way(job) == (running in ('scrub', 'recompress'))
 
 
 def test_a_suspended_job_waits_for_what_it_made_way_for(agenda):
-    scrub = agenda_module.Job('scrub', 1, {'full': True})
-    recompress = agenda_module.Job('recompress', 2, {'dry_run': True})
+    scrub = task_queue.Job('scrub', 1, {'full': True})
+    recompress = task_queue.Job('recompress', 2, {'dry_run': True})
     for job in (recompress, scrub):
         agenda.suspend(job)
         assert agenda.is_waiting(job.name)
@@ -95,7 +95,7 @@ def test_a_suspended_job_waits_for_what_it_made_way_for(agenda):
 
 
 def test_a_request_joins_what_has_begun(agenda):
-    running = started(agenda_module.Job('scrub'))
+    running = started(task_queue.Job('scrub'))
     running.pace.patient = True
     assert agenda.request('scrub', {'full': False}, running) is running
     assert running.number == 1 and not running.pace.patient
@@ -112,8 +112,8 @@ def test_a_request_joins_what_has_begun(agenda):
 
 
 def test_a_scheduled_job_is_dropped_when_another_did_its_work(agenda):
-    agenda.suspend(started(agenda_module.Job('scrub')))
-    agenda.suspend(started(agenda_module.Job('scrub', 1)))
+    agenda.suspend(started(task_queue.Job('scrub')))
+    agenda.suspend(started(task_queue.Job('scrub', 1)))
     agenda.drop_suspended('scrub')
     assert agenda.take().number == 1
     assert agenda.take() is None
@@ -132,7 +132,7 @@ def test_requests_of_one_task_end_in_their_order(agenda):
 
 def test_a_job_makes_no_way_for_a_run_that_does_the_same(agenda):
     """Not even if that is urgent."""
-    job = started(agenda_module.Job('recompress', 1, {'level': 3}))
+    job = started(task_queue.Job('recompress', 1, {'level': 3}))
     agenda.hurry('recompress')
     assert not agenda.makes_way(job)
     agenda.suspend(job)
@@ -141,8 +141,8 @@ def test_a_job_makes_no_way_for_a_run_that_does_the_same(agenda):
 
 
 def test_what_is_due_goes_on_where_it_was_suspended(agenda):
-    scrub = started(agenda_module.Job('scrub', 1))
-    recompress = started(agenda_module.Job('recompress', 2))
+    scrub = started(task_queue.Job('scrub', 1))
+    recompress = started(task_queue.Job('recompress', 2))
     for job in (recompress, scrub):
         agenda.suspend(job)
     agenda.hurry('recompress')
@@ -151,7 +151,7 @@ def test_what_is_due_goes_on_where_it_was_suspended(agenda):
 
 def test_a_dry_run_is_no_run(agenda):
     """It makes way for one that is urgent, and is joined by no request."""
-    plan = started(agenda_module.Job('recompress', 1, {'dry_run': True}))
+    plan = started(task_queue.Job('recompress', 1, {'dry_run': True}))
     assert agenda.request('recompress', {}, plan) is not plan
     agenda.hurry('recompress')
     assert agenda.makes_way(plan)
@@ -159,7 +159,7 @@ def test_a_dry_run_is_no_run(agenda):
 
 def test_a_task_that_never_makes_way_runs_again(agenda):
     """Images that came meanwhile may concern the second run only."""
-    running = started(agenda_module.Job('collect'))
+    running = started(task_queue.Job('collect'))
     job = agenda.request('collect', {}, running)
     assert job is not running
     assert agenda.request('collect', {}, running) is job
@@ -184,10 +184,10 @@ def test_no_task_waits_longer_than_its_interval(agenda, conf):
 
 def test_a_hurried_task_goes_before_what_makes_way(agenda, conf):
     conf.set_override('tier_interval', 1000, 'dedupd')
-    tiering = agenda_module.Agenda(conf, (*NAMES, 'tier'))
+    tiering = task_queue.Agenda(conf, (*NAMES, 'tier'))
     tiering.begin()
     assert order(tiering) == ['account']
-    scrub = started(agenda_module.Job('scrub'))
+    scrub = started(task_queue.Job('scrub'))
     tiering.put('tier', 0)
     assert not tiering.makes_way(scrub)
     tiering.hurry('tier')

@@ -11,7 +11,7 @@ import pytest
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
-from dedupd.tasks import projects as projects_task
+from dedupd.tasks import project_usage
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import rebuild_worker
@@ -27,7 +27,7 @@ pytest_plugins = ['tests.support.maintainer_fixtures']
 
 
 def count(maintainer, pace=None):
-    return projects_task.run_once(maintainer, pace or pacing.Pace())
+    return project_usage.run_once(maintainer, pace or pacing.Pace())
 
 
 def scratch(repo):
@@ -215,7 +215,7 @@ def test_nothing_stays_on_the_disk(path, repo, tmp_path, monkeypatch):
 
 def test_a_run_that_no_group_has():
     with pytest.raises(exceptions.DamagedError, match='no 2 slots'):
-        projects_task._bits([bytes.fromhex('01000000ff7f000002000000')])
+        project_usage._bits([bytes.fromhex('01000000ff7f000002000000')])
 
 
 @pytest.mark.parametrize('most', [1, 2, 7, 100])
@@ -225,9 +225,9 @@ def test_planes_count(most):
     planes, counts = [], collections.Counter()
     for _ in range(most):
         bits = rng.getrandbits(200)
-        projects_task._increase(planes, bits)
+        project_usage._increase(planes, bits)
         counts.update(slot for slot in range(200) if bits >> slot & 1)
     some = rng.getrandbits(200) & sum(1 << slot for slot in counts)
-    assert dict(projects_task._by_sharers(some, planes)) == (
+    assert dict(project_usage._by_sharers(some, planes)) == (
         collections.Counter(counts[slot] for slot in range(200)
                             if some >> slot & 1))

@@ -10,8 +10,8 @@ from oslo_config import cfg
 import pytest
 
 from dedupd import opts
-from dedupd import scheduler as scheduler_module
-from dedupd import shortage as shortage_module
+from dedupd.schedule import low_space
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 from glance_dedup.objects import object_location
 from glance_dedup.repository import cold_settings
@@ -50,7 +50,7 @@ def ran(monkeypatch):
                 time.sleep(0.002)
 
     monkeypatch.setattr(registry, 'run', noted)
-    monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 0.02)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.02)
     return found
 
 
@@ -65,7 +65,7 @@ def conf():
 
 
 def test_below_what_is_to_be_free(repo):
-    shortage = shortage_module.Shortage(repo)
+    shortage = low_space.Shortage(repo)
     assert not shortage.look(50 * MIB)
     repo.free = 50 * MIB - 1
     assert shortage.look(50 * MIB)
@@ -79,7 +79,7 @@ def test_below_what_is_to_be_free(repo):
 
 def test_a_run_that_freed_too_little_is_not_repeated_at_once(
         repo, monkeypatch):
-    shortage = shortage_module.Shortage(repo)
+    shortage = low_space.Shortage(repo)
     repo.free = 40 * MIB
     assert shortage.look(50 * MIB)
     shortage.ended()
@@ -89,13 +89,13 @@ def test_a_run_that_freed_too_little_is_not_repeated_at_once(
     assert shortage.look(50 * MIB)
     shortage.ended()
     assert not shortage.look(50 * MIB)
-    monkeypatch.setattr(shortage_module, 'RETRY', 0.0)
+    monkeypatch.setattr(low_space, 'RETRY', 0.0)
     assert shortage.look(50 * MIB)
 
 
 def test_a_repository_that_is_not_attached(repo):
     repo.free = 0
-    shortage = shortage_module.Shortage(repo)
+    shortage = low_space.Shortage(repo)
     file = pathlib.Path(repo.path, 'cold.json')
     file.rename(file.with_suffix('.away'))
     assert not shortage.look(50 * MIB)
@@ -137,8 +137,8 @@ def test_what_was_requested_goes_on_after_a_pause(repo, conf, monkeypatch):
             time.sleep(0.002)
 
     monkeypatch.setattr(registry, 'run', run)
-    monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 0.0)
-    monkeypatch.setattr(shortage_module, 'RETRY', 0.0)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.0)
+    monkeypatch.setattr(low_space, 'RETRY', 0.0)
     everything = ('tier', {'everything': True})
     with schedulers.running(repo, conf) as scheduler:
         number = scheduler.request('tier', everything=True)

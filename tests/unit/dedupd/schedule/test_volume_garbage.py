@@ -9,8 +9,8 @@ from oslo_config import cfg
 import pytest
 
 from dedupd import opts
-from dedupd import pressure as pressure_module
-from dedupd import scheduler as scheduler_module
+from dedupd.schedule import task_scheduler
+from dedupd.schedule import volume_garbage
 from dedupd.tasks import accounting
 from dedupd.tasks import registry
 from glance_dedup.base import pacing
@@ -50,7 +50,7 @@ def leave(repo, image_id, size, seed):
 
 def test_only_what_editions_stored_counts(repo, volume):
     with contextlib.closing(maintainer_role.Maintainer(repo)) as maintainer:
-        found = pressure_module.Pressure(maintainer.engine)
+        found = volume_garbage.Pressure(maintainer.engine)
         put(repo, 'image', noise(MIB, 1))
         repo.delete('image')
         found.look()
@@ -86,7 +86,7 @@ def test_only_new_entries_are_opened(repo, volume, monkeypatch):
                 opened.append(name)
                 return maintainer.engine.open_entry(name)
 
-        found = pressure_module.Pressure(Engine())
+        found = volume_garbage.Pressure(Engine())
         for part in range(3):
             leave(repo, volume.recipe(part, 1), 4096, part)
         found.look()
@@ -103,7 +103,7 @@ def test_a_damaged_entry_counts_nothing(repo, volume):
         for name in maintainer.engine.spool():
             file = volume.directory.parent.parent / 'spool' / name
             file.write_bytes(bytes(8192))
-        found = pressure_module.Pressure(maintainer.engine)
+        found = volume_garbage.Pressure(maintainer.engine)
         found.look()
         assert found.bytes == 0
 
@@ -136,7 +136,7 @@ def log(monkeypatch):
         return run(name, maintainer, pace, options, **arguments)
 
     monkeypatch.setattr(registry, 'run', noted)
-    monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 0.05)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.05)
     return found
 
 
@@ -157,7 +157,7 @@ def test_a_collection_runs_early(repo, volume, conf, log):
 
 def test_what_accounting_removes_counts(repo, volume, conf, log, monkeypatch):
     """The look comes before each task."""
-    monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 3600)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 3600)
     with running(repo, conf) as scheduler:
         leave(repo, volume.recipe(0, 1), 2 * MIB, 1)
         scheduler.wait('account', scheduler.request('account'), LIMIT)
@@ -194,7 +194,7 @@ def test_a_dry_run_collects_nothing(repo, volume, conf, log):
 def test_repositories_without_volumes_are_not_looked_at(
         tmp_path, conf, log, monkeypatch):
     looks = []
-    monkeypatch.setattr(pressure_module.Pressure, 'look',
+    monkeypatch.setattr(volume_garbage.Pressure, 'look',
                         lambda self: looks.append(self))
     path = repositories.create(tmp_path / 'without')
     with repositories.open_repository(path) as repo, (

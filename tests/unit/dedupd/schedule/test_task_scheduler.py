@@ -19,8 +19,8 @@ import pytest
 
 from dedupd import control as control_module
 from dedupd import opts
-from dedupd import records
-from dedupd import scheduler as scheduler_module
+from dedupd.schedule import task_records
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -135,7 +135,7 @@ def test_a_request_joins_a_job_that_is_about_to_begin(
     """It was taken from the agenda, and its first step has not come."""
     conf.set_override('scrub_interval', 3600, 'dedupd')
     taken, requested = threading.Event(), threading.Event()
-    begin = scheduler_module.Scheduler._begin
+    begin = task_scheduler.Scheduler._begin
 
     def wait(self, job):
         if job.name == 'scrub':
@@ -143,7 +143,7 @@ def test_a_request_joins_a_job_that_is_about_to_begin(
             requested.wait(LIMIT)
         begin(self, job)
 
-    monkeypatch.setattr(scheduler_module.Scheduler, '_begin', wait)
+    monkeypatch.setattr(task_scheduler.Scheduler, '_begin', wait)
     with running(repository, conf) as scheduler:
         assert taken.wait(LIMIT)
         number = scheduler.request('scrub')
@@ -164,7 +164,7 @@ def test_each_request_has_its_own_result(repository, conf, done):
         assert [scheduler.wait('collect', number, 0)['last']['number']
                 for number in numbers] == numbers
         assert scheduler.task('collect')['last']['number'] == numbers[-1]
-        later = [run() for _ in range(records.KEPT)]
+        later = [run() for _ in range(task_records.KEPT)]
         # Who comes that late gets the oldest that is kept.
         last = scheduler.wait('collect', numbers[0], 0)['last']['number']
         assert last == later[0]
@@ -554,20 +554,20 @@ def test_stop_ends_a_task_between_steps(repository, conf, done):
         assert scheduler.join(LIMIT)
         assert 'stopped' in scheduler.task('collect')['last']['error']
         assert scheduler.task('collect')['finished'] == number
-        with pytest.raises(scheduler_module.NotMaintainer):
+        with pytest.raises(task_scheduler.NotMaintainer):
             scheduler.request('collect')
     # The lock is free.
     maintainer_role.Maintainer(repository).close()
 
 
 def test_reader_takes_over(repository, conf, done, monkeypatch):
-    monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.05)
+    monkeypatch.setattr(task_scheduler, 'TRIAL_INTERVAL', 0.05)
     other = maintainer_role.Maintainer(repository)
-    scheduler = scheduler_module.Scheduler(repository, conf)
+    scheduler = task_scheduler.Scheduler(repository, conf)
     scheduler.start()
     time.sleep(0.2)
     assert not scheduler.is_maintainer and scheduler.catalog() is None
-    with pytest.raises(scheduler_module.NotMaintainer):
+    with pytest.raises(task_scheduler.NotMaintainer):
         scheduler.request('collect')
     other.close()
     wait_for(lambda: scheduler.is_maintainer)
@@ -578,7 +578,7 @@ def test_reader_takes_over(repository, conf, done, monkeypatch):
 def test_a_maintainer_that_had_a_successor(repository, conf, done,
                                            monkeypatch):
     """The server dropped its locks; somebody else has opened the catalog."""
-    monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.05)
+    monkeypatch.setattr(task_scheduler, 'TRIAL_INTERVAL', 0.05)
 
     def work(maintainer, pace, **arguments):
         lost.append(maintainer)
@@ -606,15 +606,15 @@ def test_a_maintainer_that_had_a_successor(repository, conf, done,
 def test_stop_during_a_rebuild(repository, conf, done, monkeypatch):
     """N2.4: the next start begins it anew; so it can be left at once."""
     begun, release = threading.Event(), threading.Event()
-    real = scheduler_module.Scheduler._opening
+    real = task_scheduler.Scheduler._opening
 
     def opening(self, *args):
         begun.set()
         release.wait(LIMIT)
         real(self, *args)
 
-    monkeypatch.setattr(scheduler_module.Scheduler, '_opening', opening)
-    scheduler = scheduler_module.Scheduler(repository, conf)
+    monkeypatch.setattr(task_scheduler.Scheduler, '_opening', opening)
+    scheduler = task_scheduler.Scheduler(repository, conf)
     scheduler.start()
     assert begun.wait(LIMIT)
     scheduler.stop()
