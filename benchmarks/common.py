@@ -462,7 +462,7 @@ def daemon(directory: str, path: str, **options) -> Iterator[tuple[str, int]]:
         f.writelines(f'{k} = {v}\n' for k, v in settings.items())
     with open(os.path.join(directory, 'dedupd.log'), 'ab') as log:
         process = subprocess.Popen(
-            [sys.executable, '-m', 'dedupd.main', '--config-file', conf],
+            [sys.executable, '-m', 'dedupd.daemon', '--config-file', conf],
             cwd=TOP, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 30

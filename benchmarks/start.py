@@ -312,7 +312,7 @@ class Subject:
                         'merge_interval = 0\nscrub_interval = 0\n')
             start = time.perf_counter()
             process = subprocess.Popen(
-                [sys.executable, '-m', 'dedupd.main', '--config-file', conf],
+                [sys.executable, '-m', 'dedupd.daemon', '--config-file', conf],
                 cwd=common.TOP, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL)
             try:

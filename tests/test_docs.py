@@ -27,7 +27,7 @@ from docutils import nodes
 from osprofiler import opts as profiler_opts
 import pytest
 
-from dedupd import opts as dedupd_opts
+from dedupd import opts
 from dedupd.status import problems
 from glance_dedup.cli import entry
 from glance_dedup.driver import store_opts
@@ -456,7 +456,7 @@ def require_glance_dedup(words, whole):
 @functools.cache
 def help_of_dedupd():
     return subprocess.run(
-        [sys.executable, '-m', 'dedupd.main', '--help'], cwd=TOP, check=True,
+        [sys.executable, '-m', 'dedupd.daemon', '--help'], cwd=TOP, check=True,
         capture_output=True, text=True, timeout=200).stdout
 
 
@@ -592,7 +592,7 @@ def test_options_of_blocks():
     """In every piece of a configuration file."""
     driver = names_of(store_opts.dedup_opts)
     daemon = {group: names_of(options)
-              for group, options in dedupd_opts.list_opts()
+              for group, options in opts.list_opts()
               if group != 'DEFAULT'}
     # One of them is the daemon's own, the others OSProfiler's.
     daemon['profiler'] |= names_of(profiler_opts.list_opts()[0][1])

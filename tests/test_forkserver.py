@@ -102,7 +102,7 @@ def test_starts_of_two_families_at_once():
 
 def program(code, *arguments, **environment):
     """Run a program that is forked unless it is too long; what it prints."""
-    command = [sys.executable, '-c', f'from dedupd import main\n{code}',
+    command = [sys.executable, '-c', f'from dedupd import daemon\n{code}',
                *arguments]
     environment = {**os.environ, 'PYTHONPATH': str(TOP), **environment}
     assert forkserver.find_family(command, environment, '/')
@@ -145,7 +145,7 @@ def test_what_a_start_reads_is_executed():
 
 
 def test_code(tmp_path):
-    code = ('import os, sys\nfrom dedupd import main\n'
+    code = ('import os, sys\nfrom dedupd import daemon\n'
             'print(sys.argv, __name__, os.getcwd(), main.__name__)\n'
             'sys.exit(3)')
     command = [sys.executable, '-c', code, 'one', '-two']
@@ -155,4 +155,4 @@ def test_code(tmp_path):
                           stdout=subprocess.PIPE, timeout=60)
     assert done.returncode == 3
     assert done.stdout == (
-        f"['-c', 'one', '-two'] __main__ {tmp_path} dedupd.main\n")
+        f"['-c', 'one', '-two'] __main__ {tmp_path} dedupd.daemon\n")

@@ -62,9 +62,9 @@ PACKAGES = {
     'glance_dedup.backup': '_engine base repository client',
     'dedupd.opts': 'base',
     'dedupd.settings': 'base opts',
-    'dedupd.systemd': '',
-    'dedupd.logs': 'base',
-    'dedupd.meditation': 'base',
+    'dedupd.process.systemd': '',
+    'dedupd.process.logs': 'base',
+    'dedupd.process.guru_report': 'base',
     'dedupd.status.page': '',
     'dedupd.status.metrics': 'repository',
     'dedupd.status.task_history': 'base',
@@ -83,7 +83,7 @@ PACKAGES = {
     'dedupd.status.volume_stats': 'base repository client figures',
     'dedupd.status.problems': 'base forecast',
     'dedupd.status.task_errors': 'base',
-    'dedupd.follower': 'base repository',
+    'dedupd.sync.filter_follower': 'base repository',
     'dedupd.schedule.volume_garbage': '_engine base',
     'dedupd.schedule.low_space': 'base repository',
     'dedupd.schedule.task_queue': 'base tasks',
@@ -92,15 +92,16 @@ PACKAGES = {
     'dedupd.schedule.task_scheduler':
         'base repository maintenance tasks history cache.index figures errors '
         'agenda records pressure shortage membership forecast logs',
-    'dedupd.control':
+    'dedupd.endpoints.operations':
         'base repository problems tasks figures volume_figures scheduler',
-    'dedupd.names': 'base repository client',
-    'dedupd.replicator':
+    'dedupd.sync.image_names': 'base repository client',
+    'dedupd.sync.replicator':
         'base repository client transfer history errors agenda records logs',
     'dedupd.rpc': 'base tasks control scheduler',
-    'dedupd.messaging': 'tasks control scheduler rpc',
-    'dedupd.api': 'base client http serve cache control metrics page',
-    'dedupd.main':
+    'dedupd.endpoints.messaging': 'tasks control scheduler rpc',
+    'dedupd.endpoints.http_api':
+        'base client http serve cache control metrics page',
+    'dedupd.daemon':
         'base repository http serve cache tasks scheduler control follower '
         'names replicator messaging api opts settings systemd logs expiry '
         'meditation',
@@ -261,7 +262,7 @@ TESTED_BY = {
         'unit/dedupd/compute/cache/test_arrival_list.py',
     'dedupd.compute.cache.cache_service': 'functional/test_cache_proxy.py',
     'dedupd.compute.relay.main': 'functional/test_relay.py',
-    'dedupd.systemd': 'functional/test_relay.py',
+    'dedupd.process.systemd': 'functional/test_relay.py',
     'dedupd.compute.novabase.link_sync': 'functional/test_nova_base.py',
     'dedupd.compute.novabase.main': 'functional/test_nova_base.py',
     'dedupd.compute.novabase.mounting': 'functional/test_nova_base.py',
@@ -275,10 +276,10 @@ TESTED_BY = {
         'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.registry': 'unit/dedupd/schedule/test_task_scheduler.py',
     'dedupd.tasks.spare_copies': 'unit/dedupd/tasks/test_scrubber.py',
-    'dedupd.control': 'unit/dedupd/status/test_metrics.py',
-    'dedupd.messaging': 'functional/test_dedupd_rpc.py',
+    'dedupd.endpoints.operations': 'unit/dedupd/status/test_metrics.py',
+    'dedupd.endpoints.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
-    'dedupd.main': 'functional/test_dedupd_process.py',
+    'dedupd.daemon': 'functional/test_dedupd_process.py',
     'glance_dedup.repository.cold_settings': 'functional/test_cold.py',
     'glance_dedup.repository.prefix_owners': 'functional/test_cold.py',
     'dedupd.tasks.tierer': 'functional/test_tierer.py',
@@ -547,8 +548,8 @@ def test_packages_are_in_order():
     ('glance_dedup.base.x',
      'from glance_dedup.repository import image_repository',
      'may import only nothing'),
-    ('glance_dedup.base.x', 'def f():\n    from dedupd import main',
-     'imports dedupd.main'),
+    ('glance_dedup.base.x', 'def f():\n    from dedupd import daemon',
+     'imports dedupd.daemon'),
     ('glance_dedup.check.x', 'from glance_dedup.base import imagelist',
      'imports glance_dedup.base.imagelist'),
     ('dedupd.tasks.x', 'from dedupd.compute.cache import glance_proxy',

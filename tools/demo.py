@@ -141,7 +141,7 @@ class Daemon:
     def start(self):
         with open(self.log, 'ab') as log:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'dedupd.main', '--config-file',
+                [sys.executable, '-m', 'dedupd.daemon', '--config-file',
                  str(self.config)], cwd=TOP, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True)
         client = self.client()

@@ -56,11 +56,11 @@ REMEMBERED = 3600
 ORDERS = ('in turn', 'at once')
 
 DAEMON = '''
-from dedupd import follower
-from dedupd import main
+from dedupd import daemon
+from dedupd.sync import filter_follower
 import sys
-follower.INTERVAL = {}
-sys.exit(main.main())
+filter_follower.INTERVAL = {}
+sys.exit(daemon.main())
 '''
 
 STORE = '''

@@ -3,10 +3,10 @@
 """Control over oslo.messaging: the server's side, and a client.
 
 The target has the topic ``dedupd`` and the version 1.1; the server's name is
-that of its host. Each method is one of :class:`dedupd.control.Control`. The
-server checks the arguments, since every program that reaches the broker can
-send anything. An error becomes one of the exceptions below, and the client
-raises it again.
+that of its host. Each method is one of
+:class:`dedupd.endpoints.operations.Control`. The server checks the arguments,
+since every program that reaches the broker can send anything. An error becomes
+one of the exceptions below, and the client raises it again.
 """
 
 import socket
@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log
 import oslo_messaging
 
-from dedupd import control as control_module
+from dedupd.endpoints import operations
 from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
@@ -94,7 +94,7 @@ class _Endpoint:
 
     target = oslo_messaging.Target(version=VERSION)
 
-    def __init__(self, control: control_module.Control) -> None:
+    def __init__(self, control: operations.Control) -> None:
         self._control = control
         self._repository_id = control.status()['repository']['id']
         self._host = socket.gethostname()
@@ -230,7 +230,7 @@ class Server:
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
-                 control: control_module.Control) -> None:
+                 control: operations.Control) -> None:
         transport = oslo_messaging.get_rpc_transport(conf)
         target = oslo_messaging.Target(topic=TOPIC, version=VERSION,
                                        server=socket.gethostname())
@@ -253,9 +253,10 @@ class Client:
     """Calls the daemon on another host, over the broker.
 
     Every method returns what the method of the same name of
-    :class:`dedupd.control.Control` does, with ``repository_id`` and ``host``
-    of the daemon that answered. It raises the classes of this module, and
-    ``oslo_messaging.MessagingTimeout`` if there was no answer in time.
+    :class:`dedupd.endpoints.operations.Control` does, with ``repository_id``
+    and ``host`` of the daemon that answered. It raises the classes of this
+    module, and ``oslo_messaging.MessagingTimeout`` if there was no answer in
+    time.
 
     ::
 
@@ -356,7 +357,7 @@ class Client:
         context = self._client.prepare(
             server=self._host, version=_SINCE.get(method, _FIRST),
             timeout=self._timeout + arguments.get('wait', 0)
-            + (control_module.MAX_WAIT if method == 'mark_lost' else 0))
+            + (operations.MAX_WAIT if method == 'mark_lost' else 0))
         return context.call({}, method, **arguments)
 
 

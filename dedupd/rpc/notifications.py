@@ -15,7 +15,7 @@ from oslo_config import cfg
 from oslo_log import log
 import oslo_messaging
 
-from dedupd import control as control_module
+from dedupd.endpoints import operations
 from glance_dedup.base import exceptions
 
 LOG = log.getLogger(__name__)
@@ -70,7 +70,7 @@ class _Endpoint:
     filter_rule = oslo_messaging.NotificationFilter(
         event_type=r'^image\.(delete|upload)$')
 
-    def __init__(self, control: control_module.Control) -> None:
+    def __init__(self, control: operations.Control) -> None:
         self._control = control
 
     def info(self, context, publisher_id, event_type, payload, metadata):
@@ -89,7 +89,7 @@ class Listener:
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
-                 control: control_module.Control) -> None:
+                 control: operations.Control) -> None:
         transport = oslo_messaging.get_notification_transport(conf)
         targets = [
             oslo_messaging.Target(topic=topic, exchange=_GLANCE_EXCHANGE)

@@ -29,7 +29,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd.compute.cache import cache_catalog
-from dedupd import logs
+from dedupd.process import logs
 from dedupd.schedule import host_share
 from dedupd.schedule import low_space
 from dedupd.schedule import task_queue

@@ -2,11 +2,11 @@
 
 """The daemon's figures for Prometheus, at ``GET /metrics``.
 
-They are the figures of :meth:`dedupd.control.Control.status`, and, if
-``metrics_projects`` is set, of the projects that have stored most. Their names
-follow Prometheus' rules: base units, the unit in the name, ``_total`` for a
-counter. A figure that is not known, for example because the catalog is being
-rebuilt, is left out, so that nobody takes it for zero.
+They are the figures of :meth:`dedupd.endpoints.operations.Control.status`,
+and, if ``metrics_projects`` is set, of the projects that have stored most.
+Their names follow Prometheus' rules: base units, the unit in the name,
+``_total`` for a counter. A figure that is not known, for example because the
+catalog is being rebuilt, is left out, so that nobody takes it for zero.
 """
 
 from collections.abc import Callable

@@ -190,7 +190,7 @@ class Checks(upgradecheck.UpgradeCommands):
 
     def options_of_dedupd(self) -> upgradecheck.Result:
         """Whether dedupd of this version starts with its options."""
-        from dedupd import main
+        from dedupd import daemon
         from dedupd import opts
 
         path = self._dedupd_file
@@ -199,7 +199,7 @@ class Checks(upgradecheck.UpgradeCommands):
                 f'{host_settings.CONFIG_FILE} does not exist, or is '
                 'for another repository.')
         try:
-            conf = main.read_options(['--config-file', path])
+            conf = daemon.read_options(['--config-file', path])
             unknown = [f'{sentence}. Remove it, or correct its name.'
                        for sentence in opts.unknown(conf)]
         except (cfg.Error, OSError, ValueError) as e:
@@ -234,12 +234,12 @@ class Checks(upgradecheck.UpgradeCommands):
 
     def agreement(self) -> upgradecheck.Result:
         """Whether Glance and dedupd use the repository in the same way."""
-        from dedupd import main
+        from dedupd import daemon
 
         if self._dedupd_file is None or self._glance_file is None:
             return _success('dedupd or Glance has no options on this host.')
         try:
-            ours = main.read_options(
+            ours = daemon.read_options(
                 ['--config-file', self._dedupd_file]).dedupd
             glance = glanceoptions.Options(self._glance_file)
             different = [

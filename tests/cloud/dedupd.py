@@ -32,7 +32,7 @@ class _Dedupd(service.Service):
 
     def _launch(self, sections):
         path = self.write('dedupd.conf', sections)
-        self.spawn([sys.executable, '-m', 'dedupd.main', '--config-file',
+        self.spawn([sys.executable, '-m', 'dedupd.daemon', '--config-file',
                     path], cwd=service.TOP)
 
     def answers(self):

@@ -36,7 +36,7 @@ STRANGER = 'ab' * 16
 
 def program(factor):
     """A daemon with so many times the usual patience."""
-    return ['-c', 'from dedupd import main; import sys; '
+    return ['-c', 'from dedupd import daemon; import sys; '
             'from dedupd.compute.cache import block_lending, neighbours, '
             'proxy; '
             'from dedupd.serve import image_handlers; '

@@ -46,7 +46,7 @@ def _program(more=''):
 
     :param more: what it does before it starts
     """
-    return ['-c', 'from dedupd import main; import sys; '
+    return ['-c', 'from dedupd import daemon; import sys; '
             'from dedupd.compute.cache import arrival_list, proxy; '
             'from dedupd.serve import image_handlers; '
             'from glance_dedup.transfer import pull; '

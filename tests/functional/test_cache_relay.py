@@ -110,7 +110,7 @@ def running(place, program, **options):
             glance_url=server.url + '/image',
             **options) as daemon:
         daemon.program = [
-            '-c', 'from dedupd import main; import sys; '
+            '-c', 'from dedupd import daemon; import sys; '
             f'from dedupd.http import upstream_client; {program}; '
             'sys.exit(main.main())']
         daemon.server = server

@@ -25,7 +25,7 @@ from tests.support import repositories
 MIB = 1 << 20
 noise = repositories.noise
 # The cache's daemon, whose attempts to send follow each other quickly.
-_PROGRAM = ['-c', 'from dedupd import main; import sys; '
+_PROGRAM = ['-c', 'from dedupd import daemon; import sys; '
             'from glance_dedup.transfer import image_sending; '
             'image_sending.PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8); '
             'sys.exit(main.main())']

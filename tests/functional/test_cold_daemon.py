@@ -31,7 +31,7 @@ GROUP = cold_repositories.GROUP
 ask = cold_repositories.ask
 gets = cold_repositories.gets
 #: The daemon, with no waits between tries; requests may wait for an hour.
-PROGRAM = ['-c', 'from dedupd import main; import sys; '
+PROGRAM = ['-c', 'from dedupd import daemon; import sys; '
            'from dedupd.serve import slice_fetching; '
            'slices._NUMBERS["wait"] = (0, 3600); '
            'from glance_dedup.objects import object_store; '

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dedupd import names as names_module
+from dedupd.sync import image_names
 from glance_dedup.base import printable
 from tests.functional import dedupd_watched
 from tests.functional import glance_server
@@ -28,12 +28,12 @@ NAMES = {'Debian 12': 'Debian 12', 'Café ☕ 日本': 'Café ☕ 日本',
          '\x1b[2J\x07\nred': r'\x1b[2J\x07\nred', 'x' * 255: 'x' * 255,
          '\u202e' * 255: (r'\u202e' * 255)[:255]}
 PROGRAM = ['-c', """
-from dedupd import main
-from dedupd import names
+from dedupd import daemon
+from dedupd.sync import image_names
 import sys
 
-names.LOOK_INTERVAL = names.LIST_INTERVAL = 0.2
-sys.exit(main.main())
+image_names.LOOK_INTERVAL = image_names.LIST_INTERVAL = 0.2
+sys.exit(daemon.main())
 """]
 
 browser = test_dedupd_page.browser
@@ -183,7 +183,7 @@ def names(server, tmp_path, monkeypatch):
     monkeypatch.setenv('OS_CLIENT_CONFIG_FILE',
                        clouds.write(tmp_path, server.url))
     with repositories.open_repository(server.repository) as repo:
-        yield names_module.Names(repo, clouds.NAME)
+        yield image_names.Names(repo, clouds.NAME)
 
 
 def test_only_names_of_the_repository_are_kept(names, glance):
@@ -196,7 +196,7 @@ def test_only_names_of_the_repository_are_kept(names, glance):
 
 def test_memory_is_bounded(names, glance, monkeypatch):
     ids = [upload(glance, 'x' * 100) for _ in range(5)]
-    monkeypatch.setattr(names_module, 'MAX_CHARACTERS', 250)
+    monkeypatch.setattr(image_names, 'MAX_CHARACTERS', 250)
     names.run_once()
     assert sum(names.get(image_id) is not None for image_id in ids) == 2
 
@@ -204,12 +204,12 @@ def test_memory_is_bounded(names, glance, monkeypatch):
 def test_a_few_new_images_need_no_list_of_all(names, glance, monkeypatch):
     first = upload(glance, 'first')
     names.run_once()
-    monkeypatch.setattr(names_module, 'MAX_RECORDS', 0)
+    monkeypatch.setattr(image_names, 'MAX_RECORDS', 0)
     second = upload(glance, 'second')
     names.run_once()
     assert (names.get(first), names.get(second)) == ('first', 'second')
     # The first look at many would ask for a list.
-    monkeypatch.setattr(names_module, 'FEW', 0)
+    monkeypatch.setattr(image_names, 'FEW', 0)
     third = upload(glance, 'third')
     names.run_once()
     assert names.get(third) is None

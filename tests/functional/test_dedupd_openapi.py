@@ -186,15 +186,15 @@ def test_every_endpoint_is_described():
     """What the server routes, and nothing else."""
     import asyncio
 
-    from dedupd import api
+    from dedupd.endpoints import http_api
 
     class Anything:
         def __getattr__(self, name):
             return lambda *args: None
 
     async def routes():
-        found = api.API(*[Anything() for _ in range(6)], '/', [],
-                        asyncio.Event())
+        found = http_api.API(*[Anything() for _ in range(6)], '/', [],
+                             asyncio.Event())
         return {listener: {
             ('/' + '/'.join(segments), method.lower())
             for segments, methods in getattr(found, listener)._routes

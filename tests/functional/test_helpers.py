@@ -45,7 +45,7 @@ ZSTD = 2
 #: A busy machine is never idle, which recompression waits for.
 PROGRAM = """
 import itertools, sys
-from dedupd import main, scheduler
+from dedupd import daemon, scheduler
 from dedupd.tasks import exactindex
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import live_hosts
@@ -58,7 +58,7 @@ pacing.idle_seconds = itertools.count(0, 1000).__next__
 live_hosts.MAX_MEMORY = 0.2
 scheduler.TRIAL_INTERVAL = 0.3
 scheduler.RETRY_INTERVAL = 1.0
-sys.exit(main.main())
+sys.exit(daemon.main())
 """
 
 

@@ -31,7 +31,7 @@ SENDER = 'cd' * 16
 PATIENT = test_image_sending.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
 #: Takes each sender for silent between two signals, and none otherwise.
 SIGNALLED = [
-    '-c', 'from dedupd import main; import itertools, signal, sys; '
+    '-c', 'from dedupd import daemon; import itertools, signal, sys; '
     'from dedupd.serve import replica_receiver as incoming; '
     'seconds = itertools.cycle([3600, 0]); '
     'change = lambda *_: setattr(incoming, "IDLE_SECONDS", next(seconds)); '

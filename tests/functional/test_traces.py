@@ -305,6 +305,6 @@ def test_options_that_do_not_go_together(cache, mode, keys, said):
     config = cache.config.with_name('wrong.conf')
     config.write_text(text)
     result = subprocess.run(
-        [sys.executable, '-m', 'dedupd.main', '--config-file', config],
+        [sys.executable, '-m', 'dedupd.daemon', '--config-file', config],
         capture_output=True, text=True, timeout=SECONDS, cwd=daemons.ROOT)
     assert result.returncode == 2 and said in result.stderr

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from dedupd import opts as dedupd_opts
+from dedupd import opts
 from glance_dedup.driver import store_opts
 from tests.support import documents
 
@@ -99,7 +99,7 @@ def test_variables_of_both_are_the_same():
                                       'dedupd-cache.conf.j2'])
 def test_dedupd_knows_the_options(template):
     known = {(group, option.dest)
-             for group, options in dedupd_opts.list_opts()
+             for group, options in opts.list_opts()
              for option in options}
     found = settings(template)
     assert ('dedupd', 'datadir') in found

@@ -130,7 +130,7 @@ class Daemon:
         self.config = self.directory / 'dedupd.conf'
         self.log = self.directory / 'log'
         self.environment = {}
-        self.program = ['-m', 'dedupd.main']
+        self.program = ['-m', 'dedupd.daemon']
         self.prefix = []        # a command that runs it
         self.options = {
             'datadir': repository, 'socket': self.socket, 'filter_mib': 1,
@@ -264,7 +264,7 @@ def impatient(**intervals):
     """
     return ['-c', f"""
 import dataclasses, sys
-from dedupd import main, scheduler
+from dedupd import daemon, scheduler
 from dedupd.tasks import registry
 
 for name, seconds in {intervals}.items():
@@ -273,7 +273,7 @@ for name, seconds in {intervals}.items():
             registry.TASKS[name], interval=seconds)
     else:
         setattr(scheduler, name, seconds)
-sys.exit(main.main())
+sys.exit(daemon.main())
 """]
 
 

@@ -47,7 +47,8 @@ import threading
 import time
 import warnings
 
-PROGRAMS = ('dedupd.main', 'glance_dedup.cli.entry', 'tests.functional.storm')
+PROGRAMS = ('dedupd.daemon', 'glance_dedup.cli.entry',
+            'tests.functional.storm')
 #: Scripts of the environment, and modules that they import at some time.
 SCRIPTS = {
     'uwsgi': (

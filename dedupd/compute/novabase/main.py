@@ -25,10 +25,10 @@ from dedupd.compute.novabase import fuse_operations
 from dedupd.compute.novabase import image_contents
 from dedupd.compute.novabase import link_sync
 from dedupd.compute.novabase import mounting
-from dedupd import logs
-from dedupd import main as daemon_main
-from dedupd import meditation
-from dedupd import systemd
+from dedupd import daemon
+from dedupd.process import guru_report
+from dedupd.process import logs
+from dedupd.process import systemd
 from glance_dedup.base import exceptions
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
@@ -136,9 +136,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments[:1] == ['mount']:
-            conf = daemon_main.read_options(arguments[1:])
+            conf = daemon.read_options(arguments[1:])
             mounting.mount(conf.cache.nova_mount, mount.options(**_MOUNT))
-        conf = daemon_main.read_options(
+        conf = daemon.read_options(
             arguments, 'Show the images of a cache of dedupd as files to '
             'Nova. With the first argument "mount", mount the directory for '
             'it.')
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         if conf.mode != 'cache' or not conf.cache.nova_base:
             raise ValueError('set mode = cache, and [cache] nova_base')
         cache_service.require_nova_options(conf)
-        meditation.setup('dedupd-nova-base', conf)
+        guru_report.setup('dedupd-nova-base', conf)
         with image_repository.Repository(
                 conf.dedupd.datadir, index='none',
                 segment_cache_mib=CACHE_MIB) as repository:

@@ -26,10 +26,10 @@ from dedupd.compute.relay import request_relay
 from dedupd.http import http_server
 from dedupd.http import listeners
 from dedupd.http import upstream_client
-from dedupd import logs
-from dedupd import meditation
+from dedupd.process import guru_report
+from dedupd.process import logs
+from dedupd.process import systemd
 from dedupd import settings
-from dedupd import systemd
 
 LOG = log.getLogger('dedupd.compute.relay')
 
@@ -79,8 +79,8 @@ async def _run(conf: cfg.ConfigOpts, sockets: list[socket.socket]) -> None:
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    meditation.setup('dedupd-relay', conf, {
-        'Event loop': lambda: meditation.tasks_of(loop)})
+    guru_report.setup('dedupd-relay', conf, {
+        'Event loop': lambda: guru_report.tasks_of(loop)})
     pulse = liveness.Pulse(conf.dedupd.socket)
     where = conf.cache.listen
     cache = upstream_client.Upstream(

@@ -137,7 +137,7 @@ def test_the_daemon_is_refused(place):
     assert other_users.run(path, 'create', uid=OWNER, gid=GROUP) == ['ok']
     daemon = daemons.Daemon(path)
     done = subprocess.run(
-        [sys.executable, '-m', 'dedupd.main', '--config-file',
+        [sys.executable, '-m', 'dedupd.daemon', '--config-file',
          str(daemon.config)], cwd=daemons.ROOT, capture_output=True,
         text=True, timeout=60)
     assert done.returncode == 1

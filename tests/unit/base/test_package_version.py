@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from dedupd import main as daemon
+from dedupd import daemon
 from glance_dedup.base import package_version
 from glance_dedup.cli import entry
 from tests.support import daemons

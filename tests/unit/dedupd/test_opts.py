@@ -12,7 +12,7 @@ import sys
 from oslo_config import cfg
 import pytest
 
-from dedupd import main
+from dedupd import daemon
 from dedupd import opts
 
 TOP = pathlib.Path(__file__).resolve().parents[3]
@@ -50,10 +50,10 @@ def test_bounds(tmp_path, name, good, bad):
         path = tmp_path / 'conf'
         path.write_text(f'[dedupd]\n{name} = {value}\n')
         if value in good:
-            main.read_options(['--config-file', str(path)])
+            daemon.read_options(['--config-file', str(path)])
         else:
             with pytest.raises((ValueError, cfg.Error)):
-                main.read_options(['--config-file', str(path)])
+                daemon.read_options(['--config-file', str(path)])
 
 
 @pytest.mark.parametrize('group, name, bad', [
@@ -99,8 +99,8 @@ def cache_file(path, dedupd, cache):
 
 def test_a_cache(tmp_path):
     arguments = cache_file(tmp_path / 'conf', *CACHE)
-    assert main.read_options(arguments).mode == 'cache'
-    conf = main.read_options([*arguments, '--mode', 'store'])
+    assert daemon.read_options(arguments).mode == 'cache'
+    conf = daemon.read_options([*arguments, '--mode', 'store'])
     assert conf.mode == 'store'
 
 
@@ -129,13 +129,13 @@ def test_what_a_cache_needs(tmp_path, dedupd, cache, words):
                for given, changed in zip(CACHE, (dedupd, cache))]
     arguments = cache_file(tmp_path / 'conf', *options)
     with pytest.raises((ValueError, cfg.Error), match=words):
-        main.read_options(arguments)
+        daemon.read_options(arguments)
 
 
 def test_options_of_a_cache_that_is_none(tmp_path):
     """They say nothing then."""
     arguments = cache_file(tmp_path / 'conf', {}, {'listen': '0.0.0.0:1'})
-    main.read_options([*arguments, '--mode', 'store'])
+    daemon.read_options([*arguments, '--mode', 'store'])
 
 
 def test_what_may_change_does_not_need_a_restart():
@@ -176,10 +176,10 @@ def test_tox_writes_every_sample(tmp_path):
 
 def test_users():
     own = {0, os.geteuid()}
-    assert main.user_ids([]) == own
-    assert main.user_ids(['123', pwd.getpwuid(0).pw_name]) == own | {123}
+    assert daemon.user_ids([]) == own
+    assert daemon.user_ids(['123', pwd.getpwuid(0).pw_name]) == own | {123}
     with pytest.raises(ValueError):
-        main.user_ids(['no-such-user'])
+        daemon.user_ids(['no-such-user'])
 
 
 def test_what_nobody_reads_is_named(tmp_path, caplog):
@@ -192,13 +192,13 @@ def test_what_nobody_reads_is_named(tmp_path, caplog):
         '[oslo_messaging_rabbit]\nssl = true\n')
     (tmp_path / 'd').mkdir()
     (tmp_path / 'd' / 'b.conf').write_text('[cache]\nupstream_ur = x\n')
-    conf = main.read_options(['--config-file', str(tmp_path / 'a.conf'),
-                              '--config-dir', str(tmp_path / 'd')])
-    main.warn_of_unknown(conf)
+    conf = daemon.read_options(['--config-file', str(tmp_path / 'a.conf'),
+                                '--config-dir', str(tmp_path / 'd')])
+    daemon.warn_of_unknown(conf)
     first, second = tmp_path / 'a.conf', tmp_path / 'd' / 'b.conf'
     ignored = 'and it is ignored'
     assert [record.getMessage() for record in caplog.records
-            if record.name == 'dedupd.main'] == [
+            if record.name == 'dedupd.daemon'] == [
         f'{first}: there is no option debgu in [DEFAULT], {ignored}; did you '
         'mean debug?',
         f'{first}: there is no option collect_intervall in [dedupd], '
@@ -218,7 +218,7 @@ def test_options_of_messaging_pass_where_there_is_a_broker(tmp_path):
         'rpc_response_timeout = 5\n'
         'debgu = true\n[oslo_messaging_rabbit]\nssl = true\n'
         '[oslo_messaging_notifications]\ndriver = messagingv2\n')
-    conf = main.read_options(['--config-file', str(path)])
+    conf = daemon.read_options(['--config-file', str(path)])
     [found] = opts.unknown(conf)
     assert 'did you mean debug?' in found
 
@@ -231,5 +231,5 @@ def test_what_the_sample_has_is_known(tmp_path):
             f'{opt.name} = \n' for opt in options
             if isinstance(opt, cfg.ListOpt))
         for group, options in opts.list_opts()))
-    conf = main.read_options(['--config-file', str(path)])
+    conf = daemon.read_options(['--config-file', str(path)])
     assert list(opts.unknown(conf)) == []

@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.compute.novabase import main
 from dedupd.compute.relay import main
-from dedupd import main
+from dedupd import daemon
 from dedupd import settings
 from glance_dedup.base import package_version
 

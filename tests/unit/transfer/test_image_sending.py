@@ -94,7 +94,7 @@ def soon(monkeypatch):
 
 def program(**constants):
     """A daemon with other constants of its receiving."""
-    return ['-c', 'from dedupd import main; import sys; '
+    return ['-c', 'from dedupd import daemon; import sys; '
             'from dedupd.serve import replica_receiver; '
             f'vars(incoming_replicas).update({constants}); '
             'sys.exit(main.main())']

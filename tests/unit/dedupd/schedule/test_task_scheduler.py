@@ -17,7 +17,7 @@ from unittest import mock
 from oslo_config import cfg
 import pytest
 
-from dedupd import control as control_module
+from dedupd.endpoints import operations
 from dedupd import opts
 from dedupd.schedule import task_records
 from dedupd.schedule import task_scheduler
@@ -388,7 +388,7 @@ def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
 
     done.work['collect'] = free
     with running(repository, conf) as scheduler:
-        control = control_module.Control(repository, scheduler)
+        control = operations.Control(repository, scheduler)
         with contextlib.closing(scheduler.figures):
             # In the watcher's thread, as soon as the end is told.
             seen = []
@@ -640,7 +640,7 @@ def test_the_pace_follows_the_options(repository, conf, done):
 
 def test_arguments_of_control(repository, conf, done):
     with running(repository, conf) as scheduler:
-        control = control_module.Control(repository, scheduler)
+        control = operations.Control(repository, scheduler)
         for arguments in ({'dry_run': 1}, {'full': True}, {'x': 1}):
             with pytest.raises(exceptions.InvalidParameter):
                 control.start_task('collect', **arguments)
@@ -657,10 +657,10 @@ def test_arguments_of_control(repository, conf, done):
 
 def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
                                           monkeypatch):
-    monkeypatch.setattr(control_module, 'MAX_WAIT', 0.1)
+    monkeypatch.setattr(operations, 'MAX_WAIT', 0.1)
     done.work['collect'] = forever
     with running(repository, conf) as scheduler:
-        control = control_module.Control(repository, scheduler)
+        control = operations.Control(repository, scheduler)
         scheduler.request('collect')
         wait_for(lambda: 'collect' in done.log)
         with pytest.raises(exceptions.BusyError):
@@ -677,12 +677,12 @@ def test_mark_lost_waits_once(repository, monkeypatch):
             waits.append(timeout)
             return super().wait(timeout)
 
-    monkeypatch.setattr(control_module, 'MAX_WAIT', 0.5)
-    monkeypatch.setattr(control_module, 'threading',
+    monkeypatch.setattr(operations, 'MAX_WAIT', 0.5)
+    monkeypatch.setattr(operations, 'threading',
                         types.SimpleNamespace(Event=Event))
     scheduler = mock.Mock()
     scheduler.withdraw.return_value = False     # it has begun
-    control = control_module.Control(repository, scheduler)
+    control = operations.Control(repository, scheduler)
     with pytest.raises(exceptions.BusyError, match='it goes on'):
         control.mark_lost('image')
     assert waits == [0.5]

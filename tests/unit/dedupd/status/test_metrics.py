@@ -11,7 +11,7 @@ import prometheus_client
 from prometheus_client import parser
 import pytest
 
-from dedupd import control as control_module
+from dedupd.endpoints import operations
 from dedupd import opts
 from dedupd.schedule import task_scheduler
 from dedupd.status import metrics
@@ -36,7 +36,7 @@ def status(tmp_path):
         repositories.put(repo, 'image', repositories.mixture(1 << 20))
         scheduler = task_scheduler.Scheduler(repo, conf)
         with contextlib.closing(scheduler.figures):
-            yield control_module.Control(repo, scheduler).status()
+            yield operations.Control(repo, scheduler).status()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from dedupd import api
+from dedupd.endpoints import http_api
 from dedupd.http import messages
 
 LIMIT = 60
@@ -29,8 +29,8 @@ def test_marking_lost_leaves_threads_to_others():
     control.mark_lost = lambda image_id: {'over': over.wait(LIMIT)}
 
     async def check():
-        router = api.API(control, *[mock.Mock()] * 5, '/', [],
-                         asyncio.Event()).unix
+        router = http_api.API(control, *[mock.Mock()] * 5, '/', [],
+                              asyncio.Event()).unix
         waiting = [perform(router, 'POST', '/v1/images/image/mark-lost')
                    for _ in range(20)]
         await asyncio.sleep(0.1)
@@ -50,8 +50,8 @@ def test_marking_lost_leaves_threads_to_others():
 def test_no_thread_can_be_started(monkeypatch):
     """That passes: the client is to try again."""
     async def check():
-        router = api.API(*[mock.Mock()] * 6, '/', [],
-                         asyncio.Event()).unix
+        router = http_api.API(*[mock.Mock()] * 6, '/', [],
+                              asyncio.Event()).unix
         for method, path in (('GET', '/v1/status'), ('GET', '/metrics'),
                              ('POST', '/v1/images/image/mark-lost')):
             with pytest.raises(messages.HTTPError) as error:

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from dedupd import names as names_module
+from dedupd.sync import image_names
 from tests.support import clouds
 from tests.support import repositories
 
@@ -62,7 +62,7 @@ def ask(repository, tmp_path, monkeypatch, answer, times=1):
     with answering(answer) as url:
         monkeypatch.setenv('OS_CLIENT_CONFIG_FILE',
                            clouds.write(tmp_path, url))
-        names = names_module.Names(repository, clouds.NAME)
+        names = image_names.Names(repository, clouds.NAME)
         for _ in range(times):
             names.run_once()
     return names
@@ -89,7 +89,7 @@ def test_what_is_not_asked_for_is_not_kept(repository, tmp_path, monkeypatch):
 
 
 def test_a_list_without_end(repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(names_module, 'MAX_RECORDS', 100)
+    monkeypatch.setattr(image_names, 'MAX_RECORDS', 100)
     names = ask(repository, tmp_path, monkeypatch, json.dumps({
         'images': [record()] * 10, 'next': '/v2/images?marker=x'}).encode())
     assert names.get('x') == 'name'
@@ -109,6 +109,6 @@ def test_an_answer_that_is_none(repository, tmp_path, monkeypatch, caplog,
 
 def test_no_cloud_of_this_name(repository, monkeypatch, caplog):
     monkeypatch.setenv('OS_CLIENT_CONFIG_FILE', os.devnull)
-    names = names_module.Names(repository, 'none')
+    names = image_names.Names(repository, 'none')
     names.run_once()
     assert 'are not asked for' in caplog.text

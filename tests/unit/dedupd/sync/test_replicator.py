@@ -7,11 +7,11 @@ import types
 from oslo_config import cfg
 import pytest
 
-from dedupd import main
+from dedupd import daemon
 from dedupd import opts
-from dedupd import replicator
 from dedupd.status import task_errors
 from dedupd.status import task_history
+from dedupd.sync import replicator
 from glance_dedup.base import exceptions
 from glance_dedup.transfer import site_replication
 from tests.support import repositories
@@ -67,7 +67,7 @@ def read(tmp_path, options):
     path = tmp_path / 'conf'
     path.write_text('[replication]\n' + ''.join(
         f'{name} = {value}\n' for name, value in options.items()))
-    return main.read_options(['--config-file', str(path)])
+    return daemon.read_options(['--config-file', str(path)])
 
 
 def test_all_that_it_needs(tmp_path):

@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 from dedupd.compute.cache import block_lending
-from dedupd import control as control_module
+from dedupd.endpoints import operations
 from dedupd.http import messages
 from dedupd.http import ranges
 from dedupd.http import routing
@@ -50,7 +50,7 @@ class API:
     :param metrics_projects: name projects in ``/metrics``
     """
 
-    def __init__(self, control: control_module.Control,
+    def __init__(self, control: operations.Control,
                  reads: image_handlers.Reads,
                  receiving: replica_receiver.Receiving,
                  uploads: replica_uploads.Uploads,
@@ -199,7 +199,7 @@ class API:
         """A long poll, which occupies no thread."""
         after = _number(request, 'after', 0)
         deadline = self._loop.time() + min(
-            _number(request, 'wait', 0), control_module.MAX_WAIT)
+            _number(request, 'wait', 0), operations.MAX_WAIT)
         while True:
             self._changed.clear()
             status = await self._run(self._control.task, name, after)

@@ -24,7 +24,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from dedupd import logs
+from dedupd.process import logs
 from dedupd.schedule import task_queue
 from dedupd.schedule import task_records
 from dedupd.status import task_errors

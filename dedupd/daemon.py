@@ -5,7 +5,7 @@
 There is one process with four kinds of threads. The first runs an event
 loop, which has all sockets and never touches the repository; a bounded set of
 threads reads for it; one thread is the maintainer's (``task_scheduler.py``);
-and one keeps the host's filter up to date (``follower.py``).
+and one keeps the host's filter up to date (``filter_follower.py``).
 The daemon needs no service framework, because it has no worker processes to
 supervise: the loop handles signals, and systemd restarts a daemon that died.
 Reading needs no more processes either, because the engine works without the
@@ -15,7 +15,7 @@ SIGTERM and SIGINT end the process: it stops listening, lets running responses
 finish, and stops the task after its step. After eight seconds it cuts off the
 rest, which does no harm: every step survives a crash. SIGHUP reads the
 changeable options and the certificates again. SIGUSR2 has a report written
-(``meditation.py``).
+(``guru_report.py``).
 """
 
 import asyncio
@@ -34,18 +34,18 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from dedupd import api
 from dedupd.compute.cache import cache_service
-from dedupd import control as control_module
-from dedupd import follower as follower_module
+from dedupd.endpoints import http_api
+from dedupd.endpoints import operations
 from dedupd.http import certificates
 from dedupd.http import glance_tokens
 from dedupd.http import http_server
 from dedupd.http import listeners
 from dedupd.http import upstream_client
-from dedupd import logs
-from dedupd import meditation
 from dedupd import opts
+from dedupd.process import guru_report
+from dedupd.process import logs
+from dedupd.process import systemd
 from dedupd.schedule import task_scheduler
 from dedupd.serve import image_handlers
 from dedupd.serve import image_source
@@ -56,12 +56,12 @@ from dedupd.serve import slice_fetching
 from dedupd.serve import upload_rights
 from dedupd import settings
 from dedupd.status import expiry
-from dedupd import systemd
+from dedupd.sync import filter_follower
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
 from glance_dedup.repository import image_repository
 
-LOG = log.getLogger('dedupd.main')
+LOG = log.getLogger('dedupd.daemon')
 
 _DESCRIPTION = (
     'Maintain a repository of glance-dedup and serve reads from it, or keep a '
@@ -167,13 +167,13 @@ class Daemon:
                       'coming': self._cache.arrivals.coming}
         self._scheduler = task_scheduler.Scheduler(self._repository, conf,
                                                    **cached)
-        self._follower = follower_module.Follower(self._repository)
+        self._follower = filter_follower.Follower(self._repository)
         self._receiving = replica_receiver.Receiving(
             self._repository, self._rights, options.scope)
         self._replicator = None
         if conf.replication.target_url:
             # Imported only where images are replicated.
-            from dedupd import replicator
+            from dedupd.sync import replicator
             self._replicator = replicator.Replicator(
                 self._repository, conf, lambda: self._scheduler.is_maintainer,
                 self._scheduler.errors, self._scheduler.watchers,
@@ -184,18 +184,19 @@ class Daemon:
         self._names = None
         if options.glance_cloud:
             # Imported only where Glance is asked.
-            from dedupd import names
-            self._names = names.Names(self._repository, options.glance_cloud)
-        self._control = control_module.Control(
+            from dedupd.sync import image_names
+            self._names = image_names.Names(self._repository,
+                                            options.glance_cloud)
+        self._control = operations.Control(
             self._repository, self._scheduler, self._make_services(),
             self._replicator)
         self._messaging = None
         if conf.transport_url:
-            from dedupd import messaging
+            from dedupd.endpoints import messaging
             self._messaging = messaging.Messaging(
                 conf, self._control, self._scheduler)
 
-    def _make_services(self) -> control_module.Sources:
+    def _make_services(self) -> operations.Sources:
         """Make what listeners serve; return the sources of its status."""
         options, server = self._options, self._server
         tokens = None
@@ -222,7 +223,7 @@ class Daemon:
             told['cache'] = self._cache.status
         if self._names is not None:
             told['name'] = self._names.get
-        return control_module.Sources(
+        return operations.Sources(
             reads=lambda: {'connections': server.connections,
                            'requests': server.shared.requests,
                            'bytes': server.shared.sent},
@@ -236,11 +237,11 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        meditation.setup('dedupd', self._conf, {
+        guru_report.setup('dedupd', self._conf, {
             'Daemon': self._control.summary,
             'Queues': lambda: {'waiting_reads': self._readers.waiting,
                                'connections': self._server.listening()},
-            'Event loop': lambda: meditation.tasks_of(loop)})
+            'Event loop': lambda: guru_report.tasks_of(loop)})
         try:
             self._listen()
             self._scheduler.start()
@@ -274,14 +275,14 @@ class Daemon:
 
     def _listen(self) -> None:
         options, server = self._options, self._server
-        endpoints = api.API(self._control, self._reads, self._receiving,
-                            self._uploads,
-                            slice_fetching.Fetching(self._repository,
-                                                    server.shared.stopping),
-                            self._lending, self._repository.path,
-                            self._scheduler.watchers,
-                            server.shared.stopping,
-                            metrics_projects=options.metrics_projects)
+        endpoints = http_api.API(self._control, self._reads, self._receiving,
+                                 self._uploads,
+                                 slice_fetching.Fetching(self._repository,
+                                                         server.shared.stopping),
+                                 self._lending, self._repository.path,
+                                 self._scheduler.watchers,
+                                 server.shared.stopping,
+                                 metrics_projects=options.metrics_projects)
         server.add(listeners.Listener(
             'unix', self._listen_unix('socket'), endpoints.unix,
             allowed=lambda uid: uid in self._users['socket']))

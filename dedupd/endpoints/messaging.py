@@ -16,7 +16,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from dedupd import control as control_module
+from dedupd.endpoints import operations
 from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 
@@ -37,7 +37,7 @@ class Messaging:
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
-                 control: control_module.Control,
+                 control: operations.Control,
                  scheduler: task_scheduler.Scheduler) -> None:
         self._conf = conf
         self._control = control

@@ -13,7 +13,7 @@ import weakref
 from oslo_config import cfg
 import pytest
 
-from dedupd import meditation
+from dedupd.process import guru_report
 from tests.support import cache_harness
 from tests.support import daemons
 from tests.support import relays
@@ -63,7 +63,7 @@ def test_a_report_has_what_the_daemon_does_and_no_secret(repository):
         assert 'role = maintainer' in doing
         assert re.search(r'collect = \n(    .*\n)*    state = idle', doing)
         assert 'HTTPConnection.run' in section(text, 'Event loop')
-        assert 'main.py' in section(text, 'Threads')
+        assert 'daemon.py' in section(text, 'Threads')
         assert 'transport_url = ***' in section(text, 'Options')
         assert 'glance_url = http://***@127.0.0.1:1' in text
         assert SECRET not in text
@@ -137,7 +137,7 @@ def handler():
 
 def test_what_hangs_does_not_keep_the_report(handler, monkeypatch, capfd):
     """Nor does what fails, nor a lock of the interrupted thread."""
-    monkeypatch.setattr(meditation, 'PATIENCE', 0.2)
+    monkeypatch.setattr(guru_report, 'PATIENCE', 0.2)
     stuck, lock = threading.Event(), threading.Lock()
     # oslo.reports asks all objects for their class. This one's is gone.
     gone = weakref.proxy(threading.Event())
@@ -145,7 +145,7 @@ def test_what_hangs_does_not_keep_the_report(handler, monkeypatch, capfd):
     def fail():
         raise ValueError('why')
 
-    meditation.setup('x', cfg.ConfigOpts(), {
+    guru_report.setup('x', cfg.ConfigOpts(), {
         'Stuck': stuck.wait, 'Locked': lambda: {'got': lock.acquire()},
         'Hostile': lambda: {'name': 'a\x1b[2J'}, 'Failed': fail})
     text = ''

@@ -10,7 +10,7 @@ from oslo_log import formatters
 from oslo_log import log
 import pytest
 
-from dedupd import logs
+from dedupd.process import logs
 from glance_dedup.base import pacing
 
 

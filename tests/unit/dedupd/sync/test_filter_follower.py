@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dedupd import follower as follower_module
+from dedupd.sync import filter_follower
 from glance_dedup.base import exceptions
 from tests.support import repositories
 from tests.unit.repository import fixtures
@@ -16,13 +16,13 @@ path = fixtures.path
 
 
 def test_it_follows(path, monkeypatch):
-    monkeypatch.setattr(follower_module, 'INTERVAL', 0.05)
+    monkeypatch.setattr(filter_follower, 'INTERVAL', 0.05)
     data = repositories.noise(512 * 200)
     with (repositories.open_repository(path) as here,
           repositories.open_repository(
               path, filter_dir=str(path.parent / 'other')) as there):
         repositories.put(here, 'one', b'x')
-        follower = follower_module.Follower(here)
+        follower = filter_follower.Follower(here)
         follower.start()
         repositories.put(there, 'first', data)
         stored = time.monotonic()
@@ -37,7 +37,7 @@ def test_it_follows(path, monkeypatch):
 
 def test_it_ends_before_it_was_started(path):
     with repositories.open_repository(path) as repo:
-        follower = follower_module.Follower(repo)
+        follower = filter_follower.Follower(repo)
         follower.stop()
         assert follower.join(0)
 
@@ -65,7 +65,7 @@ def log(caplog):
 
 def test_an_error_is_told_once(log):
     repo = Repository(['broken', 'broken', 'worse', None])
-    follower = follower_module.Follower(repo)
+    follower = filter_follower.Follower(repo)
     for _ in range(4):
         follower.run_once()
     assert [record.getMessage().split(': ')[-1] for record in log.records] == [
@@ -74,11 +74,11 @@ def test_an_error_is_told_once(log):
 
 def test_it_reads_all_there_is_unless_it_is_to_end():
     repo = Repository([None] * 5)
-    follower = follower_module.Follower(repo)
+    follower = filter_follower.Follower(repo)
     follower.run_once()
     assert repo.calls == 5
     repo = Repository([None] * 5)
-    follower = follower_module.Follower(repo)
+    follower = filter_follower.Follower(repo)
     follower.stop()
     follower.run_once()
     assert repo.calls == 1
