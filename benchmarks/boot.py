@@ -38,8 +38,8 @@ from typing import Any, NamedTuple
 import common
 
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
-from tests.cloud import disk
+from tests.cloud import disk_images
+from tests.cloud import local_cloud
 from tests.cloud import nova
 
 STORES = ('file', 'dedup')
@@ -67,7 +67,8 @@ def upload_images(connection: Any, args: argparse.Namespace
         path = os.path.join(directory, 'image')
         for number in range(args.servers):
             message = f'image {number}'
-            disk.variant(disk.images().raw, path, message, args.own_mib)
+            disk_images.variant(disk_images.images().raw, path, message,
+                                args.own_mib)
             for store in STORES:
                 images[store].append(
                     boot.upload(connection, path, message, store=store))
@@ -98,7 +99,7 @@ def start_one(compute: nova.Compute, connection: Any, image: str
         time.sleep(POLL)
 
 
-def start(cloud: cloud_module.Cloud, connections: list[Any],
+def start(cloud: local_cloud.Cloud, connections: list[Any],
           images: list[str]) -> Started:
     """Start a server of each image at once, and delete them."""
     before = [len(boot.downloads(cloud, image)) for image in images]
@@ -118,7 +119,7 @@ def start(cloud: cloud_module.Cloud, connections: list[Any],
                    [one[0].seconds for one in fresh])
 
 
-def cool(cloud: cloud_module.Cloud) -> None:
+def cool(cloud: local_cloud.Cloud) -> None:
     cloud.services['dedupd'].stop()
     common.empty_page_cache()
     cloud.services['dedupd'].start()
@@ -153,7 +154,7 @@ def show(found: dict[tuple[str, int], list[Started]],
 
 # -- all of it ----------------------------------------------------------------
 
-def measure(cloud: cloud_module.Cloud, args: argparse.Namespace) -> None:
+def measure(cloud: local_cloud.Cloud, args: argparse.Namespace) -> None:
     found: dict[tuple[str, int], list[Started]] = {}
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(contextlib.closing(
@@ -191,11 +192,11 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     if args.cloud:
-        measure(cloud_module.Cloud(args.cloud), args)
+        measure(local_cloud.Cloud(args.cloud), args)
         return
     with tempfile.TemporaryDirectory(dir=args.dir, prefix='cloud-') as place:
         directory = os.path.join(place, 'cloud')
-        with cloud_module.Cloud(directory, say=print) as cloud:
+        with local_cloud.Cloud(directory, say=print) as cloud:
             cloud.up()
             measure(cloud, args)
 

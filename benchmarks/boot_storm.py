@@ -55,10 +55,10 @@ import common
 import plot
 
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
+from tests.cloud import cloud_service
 from tests.cloud import dedupd
-from tests.cloud import disk
-from tests.cloud import service
+from tests.cloud import disk_images
+from tests.cloud import local_cloud
 
 #: The compute hosts that have their images in either way.
 WAYS = {'plain': ['p1', 'p2'], 'cache': ['c1', 'c2'], 'links': ['b1', 'b2']}
@@ -143,7 +143,7 @@ class Hosts:
     :param way: of `WAYS`
     """
 
-    def __init__(self, cloud: cloud_module.Cloud, way: str) -> None:
+    def __init__(self, cloud: local_cloud.Cloud, way: str) -> None:
         self._cloud = cloud
         self._hosts = [cloud.hosts[name] for name in WAYS[way]]
         self.computes = [cloud.services[f'{name}/nova-compute']
@@ -240,7 +240,7 @@ class Bare:
 
     def _run(self, *command: Any) -> None:
         subprocess.run([*self._host.enter(), *map(str, command)], check=True,
-                       timeout=LIMIT, env={'PATH': service.path()})
+                       timeout=LIMIT, env={'PATH': cloud_service.path()})
 
     def _start(self, below: str) -> None:
         """Start a server, and end it when it is up."""
@@ -274,7 +274,7 @@ class Benchmark:
     :param connections: one for each server of a storm
     """
 
-    def __init__(self, cloud: cloud_module.Cloud, connections: list[Any],
+    def __init__(self, cloud: local_cloud.Cloud, connections: list[Any],
                  args: argparse.Namespace) -> None:
         self._cloud = cloud
         self._connections = connections
@@ -287,7 +287,8 @@ class Benchmark:
         path = os.path.join(self._cloud.directory, 'tmp', 'image')
         for number in range(SERVERS):
             message = f'image {number}'
-            disk.variant(disk.images().raw, path, message, self._args.own_mib)
+            disk_images.variant(disk_images.images().raw, path, message,
+                                self._args.own_mib)
             self._images.append(boot.upload(
                 self._connections[0], path, message))
         os.unlink(path)
@@ -374,7 +375,7 @@ def main() -> None:
         hosts = {name: way != 'plain' for way, names in WAYS.items()
                  for name in names}
         with contextlib.ExitStack() as stack:
-            cloud = stack.enter_context(cloud_module.Cloud(
+            cloud = stack.enter_context(local_cloud.Cloud(
                 directory, hosts=hosts, say=print))
             cloud.up()
             connections = [stack.enter_context(contextlib.closing(

@@ -30,7 +30,7 @@ import time
 
 import common
 
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.support import cold_repositories
 from tests.support import daemons
 from tests.support import faulty_proxy
@@ -142,7 +142,7 @@ def main() -> None:
                 random.randbytes(common.MIB) for _ in range(args.mib)))
             ways.append((download, 'noise', size))
         if 'boot' in args.only:
-            bench.repository.put('boot', disk.images().raw.read_bytes())
+            bench.repository.put('boot', disk_images.images().raw.read_bytes())
             ways.append((boot, 'boot', 0))
         for _ in range(args.rounds):
             bench.round(ways, 'hot')

@@ -43,9 +43,9 @@ from common import MIB
 
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.support import nbd
-from tests.support import volumes
+from tests.support import volume_tools
 
 IMAGE = 'image'
 UPDATE = 32 * MIB
@@ -84,7 +84,7 @@ class Plain:
         self.sockets = sockets
         self.size = size
         self.image = place / 'image.raw'
-        run('cp', '--sparse=always', disk.images().raw, self.image)
+        run('cp', '--sparse=always', disk_images.images().raw, self.image)
 
     def make(self, number: int) -> None:
         """Make a disk of the image, with room behind it."""
@@ -148,8 +148,8 @@ class Volume:
         self._filter = place / 'filter'
         image_repository.Repository.create(str(self._path))
         with self._repository() as repo:
-            repo.put(IMAGE, disk.images().raw)
-        self._server: volumes.Server | None = None
+            repo.put(IMAGE, disk_images.images().raw)
+        self._server: volume_tools.Server | None = None
 
     def _repository(self) -> image_repository.Repository:
         return image_repository.Repository(str(self._path),
@@ -161,8 +161,8 @@ class Volume:
 
     @contextlib.contextmanager
     def opened(self, number: int) -> Iterator[str]:
-        with volumes.Server(self._path, self.sockets, f'disk-{number}'
-                            ) as server:
+        with volume_tools.Server(self._path, self.sockets, f'disk-{number}'
+                                 ) as server:
             self._server = server.start()
             yield server.uri
             server.stop()
@@ -196,7 +196,7 @@ def start(kind: Plain | Volume, number: int, table: common.Table) -> None:
 
 def update(kind: Plain | Volume, number: int, data: str) -> None:
     """Write the same bytes behind each disk's own."""
-    at = disk.images().raw.stat().st_size
+    at = disk_images.images().raw.stat().st_size
     with kind.opened(number) as opened:
         run('qemu-io', '-f', kind.form, '-c', f'write -s {data} {at} {UPDATE}',
             '-c', 'flush', opened)
@@ -205,7 +205,7 @@ def update(kind: Plain | Volume, number: int, data: str) -> None:
 def write(kind: Plain | Volume, mib: int, *how: str) -> float:
     """Write into the first disk by fio; the rate in MB/s."""
     report = kind.place / 'fio.json'
-    at = disk.images().raw.stat().st_size + UPDATE
+    at = disk_images.images().raw.stat().st_size + UPDATE
     with kind.served(0) as uri:
         run('fio', '--name=write', '--ioengine=nbd', f'--uri={uri}',
             f'--offset={at}', f'--size={mib}m', '--refill_buffers',
@@ -244,7 +244,7 @@ def main() -> None:
     args = common.arguments(__doc__, mib=256, rounds=3,
                             servers=(4, 'of each kind')).parse_args()
     table = common.Table()
-    size = disk.images().raw.stat().st_size + UPDATE + args.mib * MIB
+    size = disk_images.images().raw.stat().st_size + UPDATE + args.mib * MIB
     with tempfile.TemporaryDirectory(dir=args.dir) as directory, \
             tempfile.TemporaryDirectory() as sockets:   # of short paths
         data = os.path.join(directory, 'update')

@@ -44,7 +44,7 @@ import equalblocks
 import exactindex
 
 from glance_dedup.repository import image_repository
-from tests.sharedfs import hosts as mounts
+from tests.sharedfs import fuse_hosts
 from tests.support import daemons
 
 BLOCK = 4096
@@ -123,7 +123,7 @@ class Host:
     :param interval: seconds between two looks of the daemon
     """
 
-    def __init__(self, mount: mounts.Host, filters: str,
+    def __init__(self, mount: fuse_hosts.Host, filters: str,
                  interval: float) -> None:
         self._path = os.path.join(mount.root, 'repository')
         self._filters = filters
@@ -215,7 +215,7 @@ def store(order: str, images: list[str], directory: str, filters: str,
             tempfile.TemporaryDirectory(dir=directory, prefix='hosts-')))
         own = stack.enter_context(
             tempfile.TemporaryDirectory(dir=filters, prefix='hosts-'))
-        found = stack.enter_context(mounts.hosts(
+        found = stack.enter_context(fuse_hosts.hosts(
             place, count, names=REMEMBERED, attributes=REMEMBERED))
         image_repository.Repository.create(found[0].root / 'repository')
         hosts = [stack.enter_context(Host(

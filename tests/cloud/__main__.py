@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from tests.cloud import cloud as cloud_module
+from tests.cloud import local_cloud
 from tests.cloud import tempest_run
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def alone(cloud):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise cloud_module.CloudError(
+            raise local_cloud.CloudError(
                 f'Another tools/cloud is at work in {cloud.directory}.\n'
                 'What to do: wait for it, or end it, and start again.')
         yield
@@ -58,7 +58,7 @@ def install(environments):
             process.terminate()
             raise
     if status:
-        raise cloud_module.CloudError(
+        raise local_cloud.CloudError(
             'not everything is installed that this cloud needs.\n'
             'What to do: what is said above, then run this again.')
 
@@ -168,10 +168,10 @@ def changed(args):
     """The cloud, with what the options of `up` add to it."""
     both = {*args.host} & {*args.cached_host}
     if both:
-        raise cloud_module.CloudError(
+        raise local_cloud.CloudError(
             f'{both.pop()} cannot be a host both with and without a cache.\n'
             'What to do: give it to either --host or --cached-host.')
-    return cloud_module.Cloud(
+    return local_cloud.Cloud(
         args.dir, say=say, site=args.site, swift=args.swift,
         settings=args.glance,
         hosts={**dict.fromkeys(args.host, False),
@@ -191,7 +191,7 @@ def main():
                 and not (args.dir / 'state.json').exists()):
             say(f'there is no cloud in {args.dir}')
             return 1 if args.function is status else 0
-        cloud = cloud_module.Cloud(args.dir, say=say)
+        cloud = local_cloud.Cloud(args.dir, say=say)
         if args.function is status:
             return status(cloud, args)
         with alone(cloud):
@@ -201,7 +201,7 @@ def main():
         say('interrupted. What was up stays so: tools/cloud up goes on, '
             'tools/cloud down ends and removes all.')
         return 130
-    except (cloud_module.CloudError, OSError) as exc:
+    except (local_cloud.CloudError, OSError) as exc:
         print(f'tools/cloud: FAILED: {exc}', file=sys.stderr)
         return 2
 

@@ -8,10 +8,10 @@ import base64
 import os
 import shutil
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 
-class Barbican(service.WsgiService):
+class Barbican(cloud_service.WsgiService):
     name = 'barbican'
     environment_name = 'barbican'
     title = 'Barbican'

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers started from Glance's images, and watched on their consoles.
 
-The images are those of :mod:`tests.cloud.disk`, whose servers say on the
-console when they are up.
+The images are those of :mod:`tests.cloud.disk_images`, whose servers say on
+the console when they are up.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from openstack import exceptions
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 # Seconds. Processors are emulated, and the machine may be busy.
 BOOT_TIMEOUT = 600
@@ -53,7 +53,7 @@ def upload(connection, path, name, disk_format='raw', store=None):
     """
     def checked(response):
         if not response.ok:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'{path} was not uploaded: {response.status_code} '
                 f'{response.text}')
         return response
@@ -89,7 +89,7 @@ def read(console):
     The server says it three times, and one of them has to be intact.
     """
     if failed := FAILED.search(console):
-        raise service.CloudError(f'a server says {failed[0]!r}')
+        raise cloud_service.CloudError(f'a server says {failed[0]!r}')
     for found in UP.finditer(console):
         if hashlib.md5(found['state'].encode(),
                        usedforsecurity=False).hexdigest() == found['md5']:
@@ -116,14 +116,14 @@ def wait_until_up(connection, server):
     while True:
         found = connection.compute.get_server(server)
         if found.status == 'ERROR':
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'server {found.name} has failed: {found.fault}')
         if found.status == 'ACTIVE':
             console = shown(connection, server)
             if console:
                 return console
         if time.monotonic() > deadline:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'server {found.name} is not up after {BOOT_TIMEOUT} s; '
                 f'its status is {found.status}, its task '
                 f'{found.task_state}')
@@ -142,7 +142,7 @@ def snapshot(connection, server, name):
             return image.id
         if found.status not in ('queued', 'saving', 'active') or (
                 time.monotonic() > deadline):
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'snapshot {name} has not come: its status is '
                 f'{found.status}')
         time.sleep(POLL)
@@ -155,7 +155,7 @@ def delete(connection, server):
         connection.compute.delete_server(server, ignore_missing=False)
         while found := connection.compute.get_server(server):
             if found.status == 'ERROR' or time.monotonic() > deadline:
-                raise service.CloudError(
+                raise cloud_service.CloudError(
                     f'server {found.name} was not deleted: its status is '
                     f'{found.status}, its task {found.task_state}')
             time.sleep(POLL)

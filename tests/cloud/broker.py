@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RabbitMQ, as a service of a cloud."""
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 from tests.functional import rabbitmq
 
 
@@ -20,7 +20,7 @@ class _Server(rabbitmq.RabbitMQ):
         return self._owner.spawn(command, self.environment())
 
 
-class Broker(service.Service):
+class Broker(cloud_service.Service):
     name = 'rabbitmq'
     title = 'RabbitMQ'
 

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from tests.cloud import cloud as cloud_module
+from tests.cloud import local_cloud
 from tests import needs
 
 LOGS = pathlib.Path(__file__).resolve().parents[2] / '.log' / 'cloud'
@@ -43,7 +43,7 @@ def running(**arguments):
     """
     # Not pytest's own directory: a socket's path has to be short.
     place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    one = cloud_module.Cloud(place, **arguments)
+    one = local_cloud.Cloud(place, **arguments)
     with contextlib.ExitStack() as undo:
         undo.callback(one.down)
         undo.callback(_keep_logs, place / 'log')

@@ -12,7 +12,7 @@ import sys
 from dedupd.compute.novabase import base_links
 from glance_dedup.client import daemon_client
 from glance_dedup.repository import image_repository
-from tests.cloud import service
+from tests.cloud import cloud_service
 from tests.support import certificates
 from tests.support import daemons
 
@@ -24,7 +24,7 @@ TIERING = {'tier_interval': 60, 'tier_age_hours': 1, 'tier_free_mib': 1024,
            'recompress_codec': 'none'}
 
 
-class _Dedupd(service.Service):
+class _Dedupd(cloud_service.Service):
     """What those of both modes have."""
 
     def client(self):
@@ -33,7 +33,7 @@ class _Dedupd(service.Service):
     def _launch(self, sections):
         path = self.write('dedupd.conf', sections)
         self.spawn([sys.executable, '-m', 'dedupd.daemon', '--config-file',
-                    path], cwd=service.TOP)
+                    path], cwd=cloud_service.TOP)
 
     def answers(self):
         status = self.client().status()

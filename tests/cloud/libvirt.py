@@ -12,8 +12,8 @@ import os
 import pathlib
 import subprocess
 
-from tests.cloud import process as process_module
-from tests.cloud import service
+from tests.cloud import cloud_service
+from tests.cloud import live_process
 
 #: The longest path of a Unix socket below the cloud's directory.
 SOCKET = 'var/h1/libvirt/qemu/lib/domain-100-instance-00000001/monitor.sock'
@@ -27,7 +27,7 @@ DAEMON = 1
 VIRSH_TIMEOUT = 120
 
 
-class Libvirt(service.Service):
+class Libvirt(cloud_service.Service):
     """libvirtd, and the QEMUs that it starts."""
 
     name = 'libvirt'
@@ -72,10 +72,11 @@ class Libvirt(service.Service):
 
     def launch(self):
         for program, package in PROGRAMS.items():
-            service.find(program, package)
+            cloud_service.find(program, package)
         namespace = ['unshare', '--user', f'--map-user={DAEMON}',
                      f'--map-group={DAEMON}'] if os.geteuid() == 0 else []
-        self.spawn([*namespace, service.find('libvirtd', PROGRAMS['libvirtd']),
+        self.spawn([*namespace,
+                    cloud_service.find('libvirtd', PROGRAMS['libvirtd']),
                     '--config', self.etc / 'libvirtd.conf',
                     '--pid-file', self.directory / 'run' / 'libvirtd.pid'])
 
@@ -94,7 +95,7 @@ class Libvirt(service.Service):
         # anything in its environment.
         for process in self.servers():
             process.kill()
-            process.wait(service.STOP_TIMEOUT)
+            process.wait(cloud_service.STOP_TIMEOUT)
 
     def virsh(self, *arguments):
         """Run virsh on this libvirt."""
@@ -111,4 +112,4 @@ class Libvirt(service.Service):
                 words = (path / 'cmdline').read_bytes().split(b'\0')
                 if (words[0].rpartition(b'/')[2].startswith(b'qemu-system-')
                         and any(mark in word for word in words)):
-                    yield process_module.Process.of(int(path.name))
+                    yield live_process.Process.of(int(path.name))

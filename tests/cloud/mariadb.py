@@ -12,15 +12,15 @@ import tempfile
 
 import pymysql
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 _PROGRAM = '/usr/sbin/mariadbd'
 # Of all services: what is theirs is in databases of different names.
 _USER = 'openstack'
-_KEPT = service.TOP / '.services' / 'databases'
+_KEPT = cloud_service.TOP / '.services' / 'databases'
 
 
-class MariaDB(service.Service):
+class MariaDB(cloud_service.Service):
     name = 'mariadb'
     title = 'MariaDB'
 
@@ -69,7 +69,7 @@ class MariaDB(service.Service):
 
     def launch(self):
         if not pathlib.Path(_PROGRAM).exists():
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'{_PROGRAM} is missing; install the package mariadb-server')
         # A server that was killed leaves it.
         self.socket.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ class MariaDB(service.Service):
 
     def kept(self, user, distribution, name):
         """Return the path of what is kept for a version of a service."""
-        version = service.version(user.prefix, distribution)
+        version = cloud_service.version(user.prefix, distribution)
         return _KEPT / f'{name}-{version}.sql'
 
     def keep(self, user, names, kept):

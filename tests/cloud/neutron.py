@@ -13,7 +13,7 @@ import json
 import re
 import sys
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 #: Collections that Nova lists for servers without a network.
 EMPTY = re.compile(
@@ -21,7 +21,7 @@ EMPTY = re.compile(
     r'|security-groups)(\.json)?(\?|$)')
 
 
-class Neutron(service.Service):
+class Neutron(cloud_service.Service):
     """The stub as a process."""
 
     name = 'neutron'
@@ -31,10 +31,11 @@ class Neutron(service.Service):
 
     def launch(self):
         self.spawn([sys.executable, '-m', 'tests.cloud.neutron',
-                    self.cloud.address, self.port], cwd=service.TOP)
+                    self.cloud.address, self.port], cwd=cloud_service.TOP)
 
     def answers(self):
-        return service.glance_server.Client(self.url, timeout=30).request(
+        return cloud_service.glance_server.Client(self.url,
+                                                  timeout=30).request(
             'GET', '/', expect=(200,))
 
 

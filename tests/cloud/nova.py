@@ -9,8 +9,8 @@ for the cell that the hosts are in.
 import contextlib
 import shutil
 
-from tests.cloud import keystone
-from tests.cloud import service
+from tests.cloud import cloud_service
+from tests.cloud import keystone_service
 
 HOST = 'cloud'
 #: Memory in MiB. Each has one processor and a disk of 1 GiB.
@@ -53,7 +53,7 @@ def _options(one, directory):
         'service_user': {'send_service_user_token': True, **client('nova')},
         'placement': client('nova'),
         'neutron': client('nova'),
-        'glance': {'region_name': keystone.REGION},
+        'glance': {'region_name': keystone_service.REGION},
         'conductor': {'workers': 1},
         'scheduler': {'workers': 1, 'discover_hosts_in_cells_interval': 2},
         # Its steps that need root run as whoever runs the cloud, without
@@ -84,7 +84,7 @@ def _configure(one):
     return one.write('nova.conf', _options(one, directory))
 
 
-class _Worker(service.Service):
+class _Worker(cloud_service.Service):
     """A process of Nova's that takes calls from a queue."""
 
     environment_name = 'nova'
@@ -163,7 +163,7 @@ class Compute(_Worker):
                 for one in admin.compute.hypervisors())
 
 
-class Api(service.WsgiService):
+class Api(cloud_service.WsgiService):
     name = 'nova-api'
     title = "Nova's API"
     needs = ('mariadb',)

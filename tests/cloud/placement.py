@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placement, which tells Nova where there is room for a server."""
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 
-class Placement(service.WsgiService):
+class Placement(cloud_service.WsgiService):
     name = 'placement'
     environment_name = 'placement'
     title = 'Placement'

@@ -23,10 +23,10 @@ import urllib.parse
 import yaml
 
 from tests.cloud import boot
-from tests.cloud import disk
-from tests.cloud import glance
-from tests.cloud import keystone
-from tests.cloud import service
+from tests.cloud import cloud_service
+from tests.cloud import disk_images
+from tests.cloud import glance_service
+from tests.cloud import keystone_service
 from tests.functional import glance_server
 
 WORKERS = 2
@@ -47,7 +47,7 @@ _TOTAL = re.compile(r'^ - (?P<what>Passed|Failed|Skipped): (?P<number>\d+)$',
                     re.MULTILINE)
 
 
-class RemoteGlance(glance.Glance):
+class RemoteGlance(glance_service.Glance):
     """A second Glance on the same database and stores, as another host's."""
 
     name = 'glance-remote'
@@ -62,7 +62,7 @@ class RemoteGlance(glance.Glance):
 
 def prefix():
     """The root of the environment that tempest runs from."""
-    return service.environment('tempest')
+    return cloud_service.environment('tempest')
 
 
 def options_of(cloud):
@@ -88,7 +88,8 @@ def options_of(cloud):
         'service_available': {'nova': True},
         'compute': {'flavor_ref': flavor.id, 'build_timeout': 900},
         'compute-feature-enabled': {'console_output': True},
-        'scenario': {'img_file': disk.images().raw, 'img_disk_format': 'raw'},
+        'scenario':
+            {'img_file': disk_images.images().raw, 'img_disk_format': 'raw'},
     }
 
 
@@ -138,7 +139,7 @@ class Tempest:
             },
             'identity': {
                 'uri_v3': auth_url, 'auth_version': 'v3',
-                'region': keystone.REGION},
+                'region': keystone_service.REGION},
             # As of the whole cloud, except for Nova, where it is up.
             'service_available': {
                 name: False for name in

@@ -13,9 +13,9 @@ import pytest
 from glance_dedup.base import exceptions
 from glance_dedup.repository import image_repository
 from tests.cloud import boot
-from tests.cloud import disk
+from tests.cloud import cloud_service
+from tests.cloud import disk_images
 from tests.cloud import nova
-from tests.cloud import service
 
 # Long: the first test starts all of OpenStack; servers boot without KVM.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -41,7 +41,7 @@ class Sandbox:
     def upload(self, message):
         """An image whose servers show a message."""
         path = self._directory / 'image'
-        disk.variant(disk.images().raw, path, message, OWN)
+        disk_images.variant(disk_images.images().raw, path, message, OWN)
         self._images.append(boot.upload(self.demo, path, message))
         return self._images[-1]
 
@@ -185,8 +185,8 @@ def spoilt(path, content):
 def test_no_server_of_a_damaged_image(cloud, sandbox):
     text = message()
     image = sandbox.upload(text)
-    with spoilt(cloud.repository, disk.own(text, OWN)[-512:]):
-        with pytest.raises(service.CloudError, match='has failed'):
+    with spoilt(cloud.repository, disk_images.own(text, OWN)[-512:]):
+        with pytest.raises(cloud_service.CloudError, match='has failed'):
             sandbox.server(image)
         assert not cached(cloud, image).exists()
     _, shown = sandbox.server(image)
@@ -198,7 +198,8 @@ def test_the_benchmark_shows_its_table(cloud, tmp_path):
     with contextlib.closing(cloud.connect('demo')) as demo:
         before = {image.id for image in demo.image.images()}
         done = subprocess.run(
-            [sys.executable, disk.TOP / 'benchmarks' / 'boot.py', '--cloud',
+            [sys.executable, disk_images.TOP / 'benchmarks' / 'boot.py',
+             '--cloud',
              cloud.directory, '--servers', '1', '--rounds', '1'],
             cwd=tmp_path, capture_output=True, text=True, timeout=1000)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.cloud import boot
-from tests.cloud import service
+from tests.cloud import cloud_service
 from tests.support import daemons
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_stray_letter(at):
 
 
 def test_a_server_that_gave_up():
-    with pytest.raises(service.CloudError, match='no power button'):
+    with pytest.raises(cloud_service.CloudError, match='no power button'):
         boot.read('glance-dedup: FAILED: no power button\r\n')
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from glance_dedup.repository import image_repository
 from tests.cloud import boot
-from tests.cloud import disk
-from tests.cloud import service
+from tests.cloud import cloud_service
+from tests.cloud import disk_images
 
 # Long: the first test starts all of OpenStack; servers boot without KVM.
 pytestmark = [
@@ -72,7 +72,7 @@ class Sandbox:
         """
         message = f'an image of the test {uuid.uuid4()}'
         path = self._directory / 'image'
-        disk.variant(disk.images().raw, path, message, own)
+        disk_images.variant(disk_images.images().raw, path, message, own)
         rest = random.Random(message)
         with open(path, 'ab') as f:
             while f.tell() < size * MIB:
@@ -261,7 +261,7 @@ def stranger(cloud, identity):
 
 def direct(cloud, token, path):
     """What Glance itself answers."""
-    client = service.glance_server.Client(
+    client = cloud_service.glance_server.Client(
         cloud.glance.url, headers={'X-Auth-Token': token})
     status, _, body = client.request('GET', f'/v2/images/{path}', expect=())
     return status, body
@@ -288,7 +288,7 @@ def end(sandbox, server, said):
     try:
         assert boot.wait_until_up(sandbox.user, server) == (said, 1)
         return 'up'
-    except service.CloudError:
+    except cloud_service.CloudError:
         found = sandbox.user.compute.get_server(server)
         assert found.status == 'ERROR' and found.fault['message']
         return 'ERROR'

@@ -19,8 +19,8 @@ from glance_dedup.repository import cold_settings
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import prefix_owners
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
-from tests.cloud import disk
+from tests.cloud import disk_images
+from tests.cloud import local_cloud
 from tests.support import documents
 from tests.support import repositories
 
@@ -41,7 +41,7 @@ TOKEN_LIFE = 35
 def cloud():
     """One whose repository is attached to Swift; without Nova at first."""
     with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
-        one = cloud_module.Cloud(pathlib.Path(parent) / 'one', swift=True)
+        one = local_cloud.Cloud(pathlib.Path(parent) / 'one', swift=True)
         with one:
             one.up(['glance'])
             yield one
@@ -52,7 +52,7 @@ def tier(cloud):
     result = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.entry', '--socket',
          cloud.services['dedupd'].socket, 'task', 'tier', '--all'],
-        cwd=disk.TOP, stdin=subprocess.DEVNULL, capture_output=True,
+        cwd=disk_images.TOP, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=LIMIT)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -213,7 +213,7 @@ def test_a_server_boots_out_of_swift(cloud, tmp_path):
     cloud.up()
     text = 'an image that is in Swift'
     path = tmp_path / 'image'
-    disk.variant(disk.images().raw, path, text, 24)
+    disk_images.variant(disk_images.images().raw, path, text, 24)
     with contextlib.closing(cloud.connect('demo')) as demo:
         image = boot.upload(demo, path, 'cold', store='dedup')
         before = len(objects(cloud))

@@ -15,10 +15,10 @@ import time
 
 import pytest
 
-from tests.cloud import cloud as cloud_module
-from tests.cloud import host as host_module
-from tests.cloud import process as process_module
-from tests.cloud import service
+from tests.cloud import cloud_service
+from tests.cloud import compute_host
+from tests.cloud import live_process
+from tests.cloud import local_cloud
 from tests.functional import glance_server
 
 pytestmark = [
@@ -53,7 +53,7 @@ def place():
     with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
         yield pathlib.Path(parent)
         for one in pathlib.Path(parent).iterdir():
-            for process in process_module.marked(one):
+            for process in live_process.marked(one):
                 process.kill()
 
 
@@ -87,7 +87,7 @@ def ask(cloud, host):
 
 def test_hosts_of_two_clouds(place):
     """Each reaches its own cloud, by an address that no other has."""
-    clouds = [cloud_module.Cloud(place / name, hosts={'c1': True, 'p1': False})
+    clouds = [local_cloud.Cloud(place / name, hosts={'c1': True, 'p1': False})
               for name in ('one', 'two')]
     for cloud in clouds:
         cloud.up(['neutron'])
@@ -98,7 +98,7 @@ def test_hosts_of_two_clouds(place):
         for name, host in cloud.hosts.items():
             assert ask(cloud, host) == [name, '200']
     # Who goes on with it finds the hosts as they are.
-    again = cloud_module.Cloud(place / 'one')
+    again = local_cloud.Cloud(place / 'one')
     assert {name: host.cache for name, host in again.hosts.items()} == {
         'c1': True, 'p1': False}
     assert all(host.running() for host in again.hosts.values())
@@ -114,7 +114,7 @@ def test_hosts_of_two_clouds(place):
 
 def test_host_is_killed(place):
     """Its link is gone with it; and it comes back at the same address."""
-    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+    with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         cloud.up(['neutron'])
         host = cloud.hosts['p1']
         link, ip = host.link, host.ip
@@ -128,7 +128,7 @@ def test_host_is_killed(place):
 
 def test_up_is_killed(place):
     """With a host half made: the next one makes it whole."""
-    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+    with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         host = cloud.hosts['p1']
         cloud.up(['p1'])
         host._run('ip', 'link', 'set', host.link, 'down')
@@ -139,7 +139,7 @@ def test_up_is_killed(place):
 
 def test_limit(place):
     """Of what passes the link; bytes are counted."""
-    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+    with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         cloud.up(['neutron'])
         host = cloud.hosts['p1']
 
@@ -159,7 +159,7 @@ def test_limit(place):
 
         host.limit(16)
         # But for the first burst.
-        least = (4 * MIB - host_module.BURST - MIB // 4) * 8 / 16e6
+        least = (4 * MIB - compute_host.BURST - MIB // 4) * 8 / 16e6
         assert seconds(4 * MIB) > least
         # Within the limit it would take four minutes.
         host.limit(1)
@@ -170,15 +170,15 @@ def test_limit(place):
 def test_without_root(place, monkeypatch):
     """It says who may."""
     monkeypatch.setattr(os, 'geteuid', lambda: 1000)
-    cloud = cloud_module.Cloud(place / 'one', hosts={'p1': False})
-    with pytest.raises(service.CloudError, match='only root can'):
+    cloud = local_cloud.Cloud(place / 'one', hosts={'p1': False})
+    with pytest.raises(cloud_service.CloudError, match='only root can'):
         cloud.up(['neutron'])
     cloud.down()
 
 
 def test_a_client_on_the_machine(place):
     """Where nothing else is different but the address."""
-    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+    with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         cloud.up(['neutron'])
         assert cloud.address in (cloud.directory / 'openrc').read_text()
         assert glance_server.Client(cloud.url('neutron')).request(

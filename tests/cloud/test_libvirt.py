@@ -13,8 +13,8 @@ import time
 import pytest
 
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
-from tests.cloud import disk
+from tests.cloud import disk_images
+from tests.cloud import local_cloud
 from tests.functional import glance_server
 
 pytestmark = [
@@ -47,7 +47,7 @@ DISK = """
 def little():
     """A cloud of which only libvirt and Neutron's stub run."""
     place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    with cloud_module.Cloud(place) as cloud:
+    with local_cloud.Cloud(place) as cloud:
         cloud.up(['libvirt', 'neutron'])
         yield cloud
 
@@ -105,7 +105,8 @@ class Server:
 
 # Long: a server boots twice, without KVM.
 def test_it_boots_counts_and_ends(little, tmp_path):
-    server = Server(little, tmp_path, copy(disk.images().qcow2, tmp_path))
+    server = Server(little, tmp_path,
+                    copy(disk_images.images().qcow2, tmp_path))
     for boots in (1, 2):
         server.start()
         assert server.shown() == ('a disk of tools/boot_image', boots)
@@ -115,7 +116,8 @@ def test_it_boots_counts_and_ends(little, tmp_path):
 
 @pytest.mark.parametrize('end', ['stop', 'kill'])
 def test_no_server_outlives_its_libvirt(little, tmp_path, end):
-    server = Server(little, tmp_path, copy(disk.images().qcow2, tmp_path))
+    server = Server(little, tmp_path,
+                    copy(disk_images.images().qcow2, tmp_path))
     server.start()
     processes = list(server.libvirt.servers())
     assert len(processes) == 1
@@ -127,11 +129,11 @@ def test_no_server_outlives_its_libvirt(little, tmp_path, end):
 
 
 def test_the_same_packages_give_the_same_image(tmp_path):
-    images = disk.images()
+    images = disk_images.images()
     for package in images.raw.parent.glob('*.deb'):
         shutil.copyfile(package, tmp_path / package.name)
     done = subprocess.run(
-        [disk.TOP / 'tools' / 'build_boot_image', tmp_path],
+        [disk_images.TOP / 'tools' / 'build_boot_image', tmp_path],
         capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     for image in images:

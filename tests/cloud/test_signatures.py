@@ -26,9 +26,9 @@ from cryptography import x509
 import pytest
 
 from tests.cloud import boot
-from tests.cloud import disk
+from tests.cloud import cloud_service
+from tests.cloud import disk_images
 from tests.cloud import nova
-from tests.cloud import service
 from tests.functional import glance_server
 from tests.support import repositories
 
@@ -278,7 +278,7 @@ def nova_verifies(cloud, monkeypatch):
 def test_nova(cloud, client, signers, nova_verifies, tmp_path):
     """What the store hands out is what was signed."""
     path = tmp_path / 'image'
-    disk.variant(disk.images().raw, path, 'signed', 4)
+    disk_images.variant(disk_images.images().raw, path, 'signed', 4)
     data = path.read_bytes()
     image = client.create(name='signed', **sign(signers['RSA-PSS'], data))
     client.upload(image['id'], data, store='dedup')
@@ -291,7 +291,7 @@ def test_nova(cloud, client, signers, nova_verifies, tmp_path):
         user.image.update_image(image['id'], **sign(
             signers['RSA-PSS'], data + b'x'))
         server = boot.create(user, image['id'], 'server')
-        with pytest.raises(service.CloudError, match='has failed'):
+        with pytest.raises(cloud_service.CloudError, match='has failed'):
             boot.wait_until_up(user, server)
         user.compute.delete_server(server)
     # The user is not told why.

@@ -23,7 +23,7 @@ import tempfile
 import pytest
 import yaml
 
-from tests.cloud import cloud as cloud_module
+from tests.cloud import local_cloud
 from tests.cloud import tempest_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs('cloud', 'tempest')]
@@ -177,7 +177,7 @@ class Suite:
 def suite():
     with tempfile.TemporaryDirectory(prefix='tempest-') as directory:
         place = pathlib.Path(directory)
-        cloud = cloud_module.Cloud(
+        cloud = local_cloud.Cloud(
             place / 'cloud', stores('dedup', place / 'cloud'))
         cloud.services['glance-remote'] = tempest_run.RemoteGlance(cloud)
         with cloud, tempest_run.Images(cloud, place / 'images') as images:

@@ -19,11 +19,11 @@ import time
 import pytest
 
 from glance_dedup.repository import cold_settings
-from tests.cloud import cloud as cloud_module
-from tests.cloud import process as process_module
-from tests.cloud import service
-from tests.cloud import settings
-from tests.cloud import state as state_module
+from tests.cloud import cloud_service
+from tests.cloud import cloud_state
+from tests.cloud import glance_settings
+from tests.cloud import live_process
+from tests.cloud import local_cloud
 from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def place():
         directory = pathlib.Path(parent) / 'one'
         yield directory
         for one in (directory, directory.with_name('other')):
-            for process in process_module.marked(one):
+            for process in live_process.marked(one):
                 process.kill()
 
 
@@ -83,7 +83,7 @@ def test_life(place):
     # Those and what they need.
     assert list(before) == ['mariadb', 'rabbitmq', 'dedupd', 'placement']
     assert {state for state, _ in before.values()} == {'up'}
-    placement = cloud_module.Cloud(place).services['placement']
+    placement = local_cloud.Cloud(place).services['placement']
     assert listens(placement)
     # Nobody but the owner reads the password.
     assert place.stat().st_mode & 0o077 == 0
@@ -102,10 +102,10 @@ def test_life(place):
     assert {name: one for name, one in mended.items()
             if name != 'placement'} == after
 
-    assert process_module.marked(place)
+    assert live_process.marked(place)
     tool('down', '--dir', place)
     assert not place.exists()
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
     assert not listens(placement)
     assert 'there is no cloud' in tool('status', '--dir', place, status=1)
     assert 'there is no cloud' in tool('down', '--dir', place)
@@ -117,7 +117,7 @@ def test_kept(place):
     tool('up', '--dir', place, 'placement')
     ports = json.loads((place / 'state.json').read_text())['ports']
     tool('down', '--dir', place, '--keep')
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
     assert set(table(place, 1).values()) == {('not started', '-')}
     tool('up', '--dir', place, 'placement')
     assert json.loads((place / 'state.json').read_text())['ports'] == ports
@@ -145,23 +145,24 @@ WRONG = {
 def test_wrong_setting(word):
     """Said before anything starts, with what to do."""
     stores = {'dedup': {'type': 'dedup'}, 'file': {'type': 'file'}}
-    with pytest.raises(service.CloudError, match='What to do:') as caught:
-        settings.parse([word], stores)
+    with pytest.raises(cloud_service.CloudError,
+                       match='What to do:') as caught:
+        glance_settings.parse([word], stores)
     assert WRONG[word] in str(caught.value)
 
 
 def test_settings():
     """A section that is left out is found; stores come first."""
     stores = {'fast': {'type': 'dedup'}, 'file': {'type': 'file'}}
-    found = settings.parse(
+    found = glance_settings.parse(
         ['dedup_store_codec=zstd', 'DEFAULT.debug=true',
          'filesystem_store_chunk_size=1'], stores)
     assert found == {'fast': {'dedup_store_codec': 'zstd'},
                      'DEFAULT': {'debug': 'true'},
                      'file': {'filesystem_store_chunk_size': '1'}}
-    with pytest.raises(service.CloudError, match='Several sections'):
-        settings.parse(['dedup_store_codec=zstd'],
-                       {**stores, 'slow': {'type': 'dedup'}})
+    with pytest.raises(cloud_service.CloudError, match='Several sections'):
+        glance_settings.parse(['dedup_store_codec=zstd'],
+                              {**stores, 'slow': {'type': 'dedup'}})
 
 
 @pytest.mark.long
@@ -192,7 +193,7 @@ def test_options(place):
         'up', '--dir', place, '--host', 'c1', status=2)
     assert table(place, 0) == after
     tool('down', '--dir', place)
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
 
 
 @pytest.mark.long
@@ -206,7 +207,7 @@ def test_swift(place):
     assert settings.location.url == 'swift://glance-dedup/cold'
     with repositories.open_repository(place / 'stores' / 'dedup') as repo:
         assert repo.parameters.has_cold
-        assert repo.parameters.group_slots == cloud_module.GROUP_SLOTS
+        assert repo.parameters.group_slots == local_cloud.GROUP_SLOTS
     assert pathlib.Path(settings.credentials).stat().st_mode & 0o077 == 0
     assert 'tier_free_mib = ' in (
         place / 'etc' / 'dedupd' / 'dedupd.conf').read_text()
@@ -223,7 +224,7 @@ def test_swift(place):
     assert 'was started without Swift' in tool(
         'up', '--dir', other, '--swift', 'neutron', status=2)
     tool('down', '--dir', other)
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
 
 
 @pytest.mark.long
@@ -241,14 +242,14 @@ def test_hosts_and_mounts(place):
                        (['--host', 'c2', '--cached-host', 'c2'],
                         'both with and without')):
         assert why in tool('up', '--dir', place, *words, status=2)
-    links = [host.link for host in cloud_module.Cloud(place).hosts.values()]
+    links = [host.link for host in local_cloud.Cloud(place).hosts.values()]
     mounted = place / 'var' / 'a mount'
     mounted.mkdir()
     subprocess.run(['mount', '-t', 'tmpfs', 'none', mounted], check=True,
                    timeout=LIMIT)
     tool('down', '--dir', place)
-    assert not place.exists() and process_module.marked(place) == []
-    assert process_module.mounts_below(place.resolve()) == []
+    assert not place.exists() and live_process.marked(place) == []
+    assert live_process.mounts_below(place.resolve()) == []
     assert not any(pathlib.Path('/sys/class/net', link).exists()
                    for link in links)
 
@@ -256,7 +257,7 @@ def test_hosts_and_mounts(place):
 @pytest.mark.long
 def test_cannot_start(place):
     """What does not start is named, with its log; the rest goes on."""
-    cloud = cloud_module.Cloud(place)
+    cloud = local_cloud.Cloud(place)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(('127.0.0.1', cloud.services['neutron'].port))
@@ -284,7 +285,7 @@ def test_killed_up(place):
              'placement'], cwd=TOP, stdout=subprocess.PIPE,
             text=True) as up:
         deadline = time.monotonic() + LIMIT
-        while not process_module.marked(place):
+        while not live_process.marked(place):
             assert up.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         # It is in the middle for as long as it is wanted there.
@@ -293,7 +294,7 @@ def test_killed_up(place):
         assert 'Another tools/cloud is at work' in busy
         up.kill()
     tool('down', '--dir', place)
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
     assert not place.exists()
     assert table(other, 0)['neutron'][0] == 'up'
     tool('down', '--dir', other)
@@ -324,16 +325,16 @@ def test_interrupted_up(place):
     assert {name for name, one in table(place, 1).items()
             if one[0] == 'up'} <= {'neutron'}
     tool('down', '--dir', place)
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
 
 
 def test_reused_process_id(place):
     """A process that has a recorded number by chance is left alone."""
-    cloud = cloud_module.Cloud(place)
+    cloud = local_cloud.Cloud(place)
     stranger = subprocess.Popen(['sleep', str(LIMIT)])
     try:
-        real = process_module.Process.of(stranger.pid)
-        cloud.state.add_process('neutron', process_module.Process(
+        real = live_process.Process.of(stranger.pid)
+        cloud.state.add_process('neutron', live_process.Process(
             real.pid, real.started - 1))
         assert not cloud.services['neutron'].running()
         cloud.down()
@@ -365,20 +366,20 @@ def test_words():
 
 def test_left_children(place):
     """What a killed process leaves behind goes with its service."""
-    cloud = cloud_module.Cloud(place)
+    cloud = local_cloud.Cloud(place)
     neutron = cloud.services['neutron']
     leader = neutron.spawn(
         ['sh', '-c', f'sleep {LIMIT} & exec sleep {LIMIT}'], cwd=place)
     # While a program starts, the kernel does not tell its environment.
     repositories.eventually(lambda: [
         pathlib.Path(f'/proc/{process.pid}/cmdline').read_bytes()[:6]
-        for process in process_module.marked(place)] == 2 * [b'sleep\0'])
+        for process in live_process.marked(place)] == 2 * [b'sleep\0'])
     leader.kill()
     leader.wait(LIMIT)
     assert not neutron.running()
-    assert len(process_module.marked(place)) == 1
+    assert len(live_process.marked(place)) == 1
     neutron.kill()
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
     cloud.down()
 
 
@@ -387,7 +388,7 @@ def test_a_thread_that_still_ends(place):
     program = ('import ctypes, threading, time\n'
                'threading.Thread(target=time.sleep, args=(600,)).start()\n'
                'ctypes.CDLL(None).syscall(60, 0)\n')
-    process = process_module.Process.spawn(
+    process = live_process.Process.spawn(
         [sys.executable, '-c', program], place.parent, env={})
     status = pathlib.Path(f'/proc/{process.pid}/status')
     deadline = time.monotonic() + LIMIT
@@ -401,22 +402,22 @@ def test_a_thread_that_still_ends(place):
 
 def test_unrecorded_process(place):
     """What was started, but not yet recorded, is ended, too."""
-    cloud = cloud_module.Cloud(place)
-    process_module.Process.spawn(['sleep', str(LIMIT)], place, env={})
+    cloud = local_cloud.Cloud(place)
+    live_process.Process.spawn(['sleep', str(LIMIT)], place, env={})
     # For a moment the kernel does not tell a new program's environment.
-    repositories.eventually(lambda: len(process_module.marked(place)) == 1)
+    repositories.eventually(lambda: len(live_process.marked(place)) == 1)
     cloud.down()
-    assert process_module.marked(place) == []
+    assert live_process.marked(place) == []
 
 
 def test_state_survives(tmp_path):
     """What one process recorded another reads."""
     path = tmp_path / 'state.json'
-    one = state_module.State(path)
+    one = cloud_state.State(path)
     port = one.port('x')
-    one.add_process('x', process_module.Process.of(os.getpid()))
+    one.add_process('x', live_process.Process.of(os.getpid()))
     one.set_prepared('x')
-    two = state_module.State(path)
+    two = cloud_state.State(path)
     assert (two.port('x'), two.password) == (port, one.password)
     assert two.prepared('x') and not two.prepared('y')
     assert two.processes('x')[0].poll() is None

@@ -13,12 +13,12 @@ import yaml
 
 from glance_dedup.cli import entry
 from tests.cloud import boot
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.cloud import test_libvirt
 from tests.support import certificates
 from tests.support import documents
 from tests.support import ports
-from tests.support import volumes
+from tests.support import volume_tools
 
 # Long: three servers boot, without KVM.
 pytestmark = [
@@ -74,9 +74,9 @@ def test_a_server_of_a_volume(cloud, run, tmp_path):
     certificates.make_pki(cloud.services['libvirt'].pki)
     with contextlib.ExitStack() as stack:
         demo = stack.enter_context(contextlib.closing(cloud.connect('demo')))
-        image = boot.upload(demo, disk.images().raw, 'image')
+        image = boot.upload(demo, disk_images.images().raw, 'image')
         run('volume', 'clone', image, 'web1', '--size', '256M')
-        first = stack.enter_context(volumes.Server(
+        first = stack.enter_context(volume_tools.Server(
             cloud.repository, tmp_path, 'web1')).start()
         one = server(cloud, tmp_path / 'one', by_socket, {
             '/run/glance-dedup-volume-web1/nbd.sock': first.socket})
@@ -96,7 +96,7 @@ def test_a_server_of_a_volume(cloud, run, tmp_path):
         place = tmp_path / 'second'
         place.mkdir()
         port = ports.free_port()
-        stack.enter_context(volumes.Server(
+        stack.enter_context(volume_tools.Server(
             cloud.repository, place, 'web2')).start(
                 '--port', port, '--tls-certificates',
                 cloud.services['libvirt'].pki)

@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 
-from tests.crash import expectation as expectation_module
+from tests.crash import expected_state
 from tests.crash import filesystem
 from tests.crash import maintenance_workloads
 from tests.crash import record
@@ -203,7 +203,7 @@ class Explorer:
         os.mkdir(world)
         base = filesystem.FileSystem(world)
         self._run(top, WORKLOADS[workload])
-        scene = Scene(workload, base, expectation_module.Expectation(),
+        scene = Scene(workload, base, expected_state.Expectation(),
                       record.read(os.path.join(top, 'journal')))
         require_complete(scene, world)
         shutil.rmtree(world)

@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 
-from tests.functional import witness
+from tests.functional import watched_process
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 #: The directory of the library that is preloaded; none: it is not yet.
@@ -68,7 +68,7 @@ def preload(argv, tree):
     Does not return.
     """
     directory = tempfile.mkdtemp(prefix='glance-dedup-recorder-')
-    libraries = [str(witness.build(pathlib.Path(directory)))]
+    libraries = [str(watched_process.build(pathlib.Path(directory)))]
     if os.environ.get('LD_PRELOAD'):
         # A sanitizer's runtime wants to be the first.
         libraries.insert(0, os.environ['LD_PRELOAD'])

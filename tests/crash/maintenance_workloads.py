@@ -19,7 +19,7 @@ from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.maintenance import maintainer_role
 from tests.crash import deeds
-from tests.crash.expectation import make
+from tests.crash.expected_state import make
 from tests.crash import recorded_volume
 from tests.crash import stages
 from tests.support import bucket

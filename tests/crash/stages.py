@@ -6,8 +6,8 @@ import contextlib
 import os
 
 from dedupd.compute.cache import arrival_list
-from tests.crash.expectation import make
-from tests.crash.expectation import SECTORS
+from tests.crash.expected_state import make
+from tests.crash.expected_state import SECTORS
 from tests.support import fake_peer
 from tests.support import maintenance
 from tests.support import replicas

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 
-from tests.crash.expectation import make
+from tests.crash.expected_state import make
 from tests.crash import filesystem
 from tests.crash import record
 from tests.support import repositories

@@ -25,7 +25,7 @@ from tests.crash import record
 from tests.crash import states
 from tests.crash import volume_workloads
 from tests.crash import workloads
-from tests.functional import witness
+from tests.functional import watched_process
 from tests.support import repositories
 
 pytestmark = pytest.mark.slow
@@ -139,7 +139,7 @@ explorer.main(['--workload', 'unseen', '--states', '1'])
     for name in ('write', 'mkdir', 'unlink'):
         script = tmp_path / f'{name}.py'
         script.write_text(unseen % name)
-        library = witness.build(tmp_path)
+        library = watched_process.build(tmp_path)
         process = subprocess.run(
             [sys.executable, script], cwd=explorer.ROOT, timeout=100,
             capture_output=True, text=True,
@@ -154,7 +154,7 @@ explorer.main(['--workload', 'unseen', '--states', '1'])
 def test_opening_does_not_depend_on_what_is_stored(tmp_path):
     """I8: nor does an upload's or a read's begin, once there is a filter."""
     calls = []
-    witness_ = witness.Witness(witness.build(tmp_path))
+    witness_ = watched_process.Witness(watched_process.build(tmp_path))
     try:
         for images in (2, 40):
             path = repositories.create(

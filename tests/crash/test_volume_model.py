@@ -2,7 +2,7 @@
 
 """The model of what a volume may hold after a crash."""
 
-from tests.crash import expectation
+from tests.crash import expected_state
 from tests.crash import volume_model
 from tests.crash.volume_model import content
 from tests.crash.volume_model import PART
@@ -68,4 +68,4 @@ def test_an_image_has_the_same_bytes():
     sectors = [1000, 0, 0, 1000, 1001]
     spec = volume_model.runs(sectors)
     assert spec == [[1000, 1], [0, 2], [1000, 1], [1001, 1]]
-    assert expectation.make(spec) == content(sectors)
+    assert expected_state.make(spec) == content(sectors)

@@ -16,7 +16,7 @@ from glance_dedup.check import checker
 from glance_dedup.check import files
 from glance_dedup.maintenance import block_addresses
 from tests.crash import deeds
-from tests.crash.expectation import make
+from tests.crash.expected_state import make
 from tests.crash import recorded_volume
 from tests.crash import survivor
 from tests.crash import verify_volumes

@@ -22,7 +22,7 @@ from dedupd.serve import replica_receiver
 from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import pull
 from tests.crash import deeds
-from tests.crash.expectation import make
+from tests.crash.expected_state import make
 from tests.crash import stages
 from tests.support import replicas
 from tests.support import repositories

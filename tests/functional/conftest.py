@@ -9,17 +9,17 @@ import uuid
 
 import pytest
 
+from tests.sharedfs import fuse_hosts
 from tests.sharedfs import guest
-from tests.sharedfs import hosts as hosts_module
 from tests.sharedfs import kinds
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 #: On which tests of two hosts run, besides the model; ``-k gluster`` chooses
 #: one. Some are mounted in a guest alone: test_guests.py runs these tests
 #: there.
 REAL_FILE_SYSTEMS = [
     pytest.param(kind, marks=pytest.mark.needs(kind))
-    for kind in [shared_module.kind_in(guest.directory())]
+    for kind in [shared_fs.kind_in(guest.directory())]
 ] if guest.inside() else [
     pytest.param('juicefs', marks=[pytest.mark.slow,
                                    pytest.mark.needs('juicefs')]),
@@ -38,14 +38,14 @@ def real_file_systems():
 
         def get(kind):
             if guest.inside():
-                running[kind] = shared_module.Shared(
+                running[kind] = shared_fs.Shared(
                     kind, kinds.KINDS[kind], guest.directory())
                 running[kind].up()
             elif kind not in running:
                 # In a place of its own: the path of a socket must be short.
                 place = stack.enter_context(
                     tempfile.TemporaryDirectory(prefix=f'{kind}-'))
-                running[kind] = stack.enter_context(shared_module.Shared(
+                running[kind] = stack.enter_context(shared_fs.Shared(
                     kind, kinds.KINDS[kind], pathlib.Path(place, 'fs')))
                 running[kind].up()
             return running[kind]
@@ -61,8 +61,8 @@ def two_hosts(request, tmp_path, real_file_systems):
     they are mounts that later tests use, too, which are up again by then.
     """
     if request.param == 'model':
-        with hosts_module.hosts(tmp_path, names=600, attributes=600,
-                                pages='stay', rename='gap') as found:
+        with fuse_hosts.hosts(tmp_path, names=600, attributes=600,
+                              pages='stay', rename='gap') as found:
             yield found
         return
     shared = real_file_systems(request.param)

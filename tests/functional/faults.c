@@ -24,7 +24,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* In the order of faults.py's KINDS. */
+/* In the order of task_faults.py's KINDS. */
 enum { OPEN, READ, WRITE, SYNC, ROOM, NAME, LOCK, LOOK, MAP, ANY };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

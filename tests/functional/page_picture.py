@@ -15,7 +15,7 @@ import pathlib
 import tempfile
 import uuid
 
-from tests.functional import clock
+from tests.functional import clocks
 from tests.functional import dedupd_watched
 from tests.functional import test_dedupd_page
 from tests.support import repositories
@@ -70,7 +70,7 @@ def make(picture):
         place = pathlib.Path(stack.enter_context(
             tempfile.TemporaryDirectory()))
         path = repositories.create(place / 'images', group_slots=1024)
-        offset = clock.Clock(place)
+        offset = clocks.Clock(place)
         daemon = stack.enter_context(dedupd_watched.Daemon(
             path, collect_interval=3600, merge_interval=DAY,
             scrub_interval=30 * DAY))

@@ -14,7 +14,7 @@ import zlib
 
 import pytest
 
-from tests.functional import witness as witness_module
+from tests.functional import watched_process
 from tests.support import repositories
 from tests.support.repositories import create
 from tests.support.repositories import noise
@@ -29,8 +29,8 @@ SIZE = 10 * BLOCK
 
 @pytest.fixture(scope='module')
 def witness(tmp_path_factory):
-    witness = witness_module.Witness(
-        witness_module.build(tmp_path_factory.mktemp('witness')))
+    witness = watched_process.Witness(
+        watched_process.build(tmp_path_factory.mktemp('witness')))
     yield witness
     witness.close()
 
@@ -115,7 +115,7 @@ def sweep(witness, template, tmp_path, steps, fault, every, judge):
             seen += 1
             if seen != number or call.name == 'close':
                 return 0
-            return witness_module.KILL if fault == 'kill' else fault
+            return watched_process.KILL if fault == 'kill' else fault
         run = witness.run(place, steps, fail)
         assert run.status == (-9 if len(run.outcomes) < len(steps) else 0)
         judge(place, run)

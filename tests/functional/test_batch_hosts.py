@@ -3,8 +3,8 @@
 """Batch backups of several hosts, as an operator runs them: by ssh and MPI.
 
 Each host has network, hostname, ssh server, keys and disks of its own
-(``tests/support/hosts.py``). Each also has the bridge that libvirt makes, with
-the same address on all hosts.
+(``tests/support/net_hosts.py``). Each also has the bridge that libvirt makes,
+with the same address on all hosts.
 """
 
 import json
@@ -17,7 +17,7 @@ import sys
 import pytest
 
 from tests.support import batches
-from tests.support import hosts as hosts_module
+from tests.support import net_hosts
 from tests.support import repositories
 from tests.support.repositories import noise
 
@@ -54,12 +54,12 @@ class Cloud:
         """The words of a command that works on hosts."""
         path = self.directory / 'hosts-file'
         path.write_text(f'# The rack\n\n{hosts}  # and no more\n')
-        places = (f'--{name}={hosts_module.OWN}/{name}'
+        places = (f'--{name}={net_hosts.OWN}/{name}'
                   for name in ('state', 'spool', 'scratch'))
         return [VENV / 'bin' / 'glance-dedup', '--repository', self.path,
                 'backup', arguments[0], '--hosts', path, *places,
                 *arguments[1:], '-f', 'json',
-                *(hosts_module.OWN / f'{name}.img' for name in self.disks)]
+                *(net_hosts.OWN / f'{name}.img' for name in self.disks)]
 
     def back_up(self, *arguments, **options):
         """Run a command on the first host; status, rows by name, errors."""
@@ -82,9 +82,9 @@ ENV = {name: value for name, value in os.environ.items()
 
 @pytest.fixture(scope='module')
 def network(tmp_path_factory):
-    hosts_module.require_hosts()
-    with hosts_module.Network(tmp_path_factory.mktemp('network'), NAMES
-                              ) as found:
+    net_hosts.require_hosts()
+    with net_hosts.Network(tmp_path_factory.mktemp('network'), NAMES
+                           ) as found:
         found.know()
         for host in found.hosts.values():
             host.run('ip', 'link', 'add', 'virbr0', 'type', 'bridge')
@@ -98,7 +98,7 @@ def network(tmp_path_factory):
 def cloud(network, tmp_path):
     yield Cloud(tmp_path, network)
     for host in network.hosts.values():
-        host.run('sh', '-c', f'rm -rf {hosts_module.OWN}/*')
+        host.run('sh', '-c', f'rm -rf {net_hosts.OWN}/*')
         (host.directory / 'ssh' / 'environment').unlink(missing_ok=True)
 
 

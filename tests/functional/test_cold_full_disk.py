@@ -20,7 +20,7 @@ from tests.support import daemons
 from tests.support import disks
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytest_plugins = ['tests.support.object_fixtures']
 pytestmark = pytest.mark.needs('disks')
@@ -169,12 +169,12 @@ def test_a_daemon_that_starts_again_empties_the_memory(cold, daemon):
 @pytest.mark.needs('nbdkit')
 def test_a_volume_that_is_served(cold, daemon, tmp_path):
     cold.free()     # it needs room to start
-    with volumes.Server(cold.path, tmp_path,
-                        GLANCE_DEDUP_SOCKET=daemon.socket) as server:
+    with volume_tools.Server(cold.path, tmp_path,
+                             GLANCE_DEDUP_SOCKET=daemon.socket) as server:
         server.start()
         cold.forget()
         disks.fill_bytes(cold.path.parent)
         with server.session() as session:
-            assert volumes.ask(session, nbd.READ, 0, SIZE) == (
+            assert volume_tools.ask(session, nbd.READ, 0, SIZE) == (
                 cold.images['one'])
         require_bounded(cold)

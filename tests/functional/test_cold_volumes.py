@@ -21,7 +21,7 @@ from tests.support import cold_repositories
 from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 
@@ -65,8 +65,8 @@ def disk(cold, daemon, tmp_path):
 
 
 def serving(cold, daemon, tmp_path, **options):
-    return volumes.Server(cold.path, tmp_path,
-                          GLANCE_DEDUP_SOCKET=daemon.socket, **options)
+    return volume_tools.Server(cold.path, tmp_path,
+                               GLANCE_DEDUP_SOCKET=daemon.socket, **options)
 
 
 def require_clean(cold, content):
@@ -170,7 +170,7 @@ def test_reading_and_writing(cold, daemon, disk, faults):
             offset = rng.randrange(SIZE - 50_000)
             if number % 3 == 0:
                 data = rng.randbytes(rng.randrange(1, 50_000))
-                volumes.write(session, offset, data)
+                volume_tools.write(session, offset, data)
                 content[offset:offset + len(data)] = data
             assert session.read(offset, 50_000) == (
                 content[offset:offset + 50_000])
@@ -250,7 +250,7 @@ def test_no_daemon(cold, tmp_path, faults):
                 assert 'No such file' in disk.text()
                 assert 'Start it' in disk.text()
                 # What is in the journal can be read, and written.
-                volumes.write(session, 0, b'x' * 4096)
+                volume_tools.write(session, 0, b'x' * 4096)
                 assert session.read(0, 4096) == b'x' * 4096
                 daemon.start()
                 content = b'x' * 4096 + cold.images['one'][4096:]
@@ -285,8 +285,8 @@ def test_what_a_daemon_may_answer(cold, daemon, tmp_path, faults):
 
     path = daemon.directory / 'hostile'
     with daemons.scripted(path, behave):
-        with volumes.Server(cold.path, tmp_path,
-                            GLANCE_DEDUP_SOCKET=str(path)) as disk:
+        with volume_tools.Server(cold.path, tmp_path,
+                                 GLANCE_DEDUP_SOCKET=str(path)) as disk:
             disk.start()
             with disk.session() as session:
                 assert session.read(0, SIZE) == cold.images['one']
@@ -298,7 +298,7 @@ def test_what_a_daemon_may_answer(cold, daemon, tmp_path, faults):
 # Long: the plugin for nbdkit waits twenty seconds for a daemon.
 def test_a_socket_whose_name_is_too_long(cold, tmp_path, faults):
     """After some patience, the log says why no daemon was found."""
-    with volumes.Server(cold.path, tmp_path, GLANCE_DEDUP_SOCKET=str(
+    with volume_tools.Server(cold.path, tmp_path, GLANCE_DEDUP_SOCKET=str(
             tmp_path / ('x' * 200))) as disk:
         disk.start()
         with disk.session() as session:

@@ -29,8 +29,8 @@ from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
-from tests.functional import witness as witness_module
-from tests.sharedfs import hosts as hosts_module
+from tests.functional import watched_process
+from tests.sharedfs import fuse_hosts
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import processes
@@ -130,8 +130,8 @@ def is_locked(file, length):
 
 @contextlib.contextmanager
 def two_hosts(tmp_path, **options):
-    with hosts_module.hosts(tmp_path, names=600, attributes=600,
-                            **options) as both:
+    with fuse_hosts.hosts(tmp_path, names=600, attributes=600,
+                          **options) as both:
         maintenance.create(both[0].root)
         yield both
 
@@ -387,8 +387,8 @@ def test_a_reader_whose_image_is_collected(tmp_path, lost):
 
 @pytest.fixture(scope='module')
 def witness(tmp_path_factory):
-    found = witness_module.Witness(
-        witness_module.build(tmp_path_factory.mktemp('witness')))
+    found = watched_process.Witness(
+        watched_process.build(tmp_path_factory.mktemp('witness')))
     yield found
     found.close()
 

@@ -29,8 +29,8 @@ from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
-from tests.functional import clock as clock_module
-from tests.functional import soak
+from tests.functional import clocks
+from tests.functional import soak_run
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
@@ -127,10 +127,10 @@ def put_kept_and_deleted(path):
 
 
 def require_all_given_back(path, contents):
-    soak.require_no_locks(path)
+    soak_run.require_no_locks(path)
     with repositories.open_repository(path) as repo:
         collect(repo)
-    soak.require_exact(path, contents)
+    soak_run.require_exact(path, contents)
     with repositories.open_repository(path) as repo:
         again = repositories.put(repo, 'again', noise(3 * GROUP, 'again'))
         # A group that the dead had leased or announced is there for others.
@@ -216,7 +216,7 @@ def test_a_number_that_another_has(path):
         with running('collect_here', path, before=before) as other:
             assert said(other) == 'ready 1 0\n'
         assert len(repositories.spool(path)) == 3
-    repositories.eventually(lambda: soak.users_of(path) == set())
+    repositories.eventually(lambda: soak_run.users_of(path) == set())
     require_all_given_back(path, contents)
 
 
@@ -310,17 +310,17 @@ def forks(path, count):
     with running('fork_again_and_again', path, seed, count) as process:
         assert said(process) == 'ready\n'
         assert process.wait(LIMIT) == 0
-    repositories.eventually(lambda: soak.users_of(path) == set())
+    repositories.eventually(lambda: soak_run.users_of(path) == set())
     contents = {'read': noise(5 * GROUP, 'read'),
                 'unfinished': noise(GROUP, 'unfinished')}
     for n in range(count):
         contents[f'child-{n}'] = noise(GROUP, f'child-{n}')
         if ENDS[n % len(ENDS)] == 'fork':
             contents[f'grandchild-{n}'] = contents[f'child-{n}']
-    soak.require_no_locks(path)
+    soak_run.require_no_locks(path)
     with repositories.open_repository(path) as repo:
-        soak.settle(repo)
-    soak.require_exact(path, contents)
+        soak_run.settle(repo)
+    soak_run.require_exact(path, contents)
 
 
 @PATIENT
@@ -345,7 +345,7 @@ def by_turns(path, seconds):
         collect(repo)               # with a catalog from the start
     end = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
-        both = [stack.enter_context(daemons.Daemon(path, **soak.INTERVALS))
+        both = [stack.enter_context(daemons.Daemon(path, **soak_run.INTERVALS))
                 for _ in range(2)]
         for daemon in both:
             daemon.program = daemons.impatient(account=0.2,
@@ -385,9 +385,9 @@ def by_turns(path, seconds):
             assert daemon.status()['errors'] == []
             assert daemon.stop() == 0, daemon.text()
             assert 'was rebuilt' not in daemon.text(), daemon.text()
-        soak.settle(repo)
-    soak.require_exact(path, contents)
-    soak.require_no_locks(path)
+        soak_run.settle(repo)
+    soak_run.require_exact(path, contents)
+    soak_run.require_no_locks(path)
 
 
 @PATIENT
@@ -405,10 +405,10 @@ def test_maintainers_by_turns_for_long(path):
 @PATIENT
 def test_the_clock_is_set_back(path, tmp_path):
     """And forward: tasks neither stall nor spin, and all stays right."""
-    clock = clock_module.Clock(tmp_path)
+    clock = clocks.Clock(tmp_path)
     contents = {}
     interval = 1
-    with daemons.Daemon(path, **{**soak.INTERVALS,
+    with daemons.Daemon(path, **{**soak_run.INTERVALS,
                                  'collect_interval': interval}) as daemon, (
             repositories.open_repository(path)) as repo:
         daemon.environment = clock.environment
@@ -453,8 +453,8 @@ def test_the_clock_is_set_back(path, tmp_path):
             assert last['error'] is None and last['seconds'] >= 0, last
         assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text(), daemon.text()
-        soak.settle(repo)
-    soak.require_exact(path, contents)
+        soak_run.settle(repo)
+    soak_run.require_exact(path, contents)
 
 
 if __name__ == '__main__':

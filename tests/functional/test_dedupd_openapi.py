@@ -22,7 +22,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.client import wire
 from tests.support import daemons
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 PATH = daemons.ROOT / 'doc/source/reference/openapi.yaml'
 DOCUMENT = yaml.safe_load(PATH.read_text())
@@ -70,10 +70,11 @@ class Relay:
 
 @pytest.fixture(scope='module')
 def url(tmp_path_factory):
-    path = volumes.create_repository(tmp_path_factory.mktemp('r') / 'repo')
-    volumes.create(path, 'disk', 1 << 20)
+    path = volume_tools.create_repository(tmp_path_factory.mktemp('r') /
+                                          'repo')
+    volume_tools.create(path, 'disk', 1 << 20)
     # Its head cannot be read.
-    bad = volumes.create(path, 'bad', 1 << 20)
+    bad = volume_tools.create(path, 'bad', 1 << 20)
     (bad / 'journal-00000001').write_bytes(b'')
     with repositories.open_repository(path) as opened:
         repositories.put(opened, 'image', repositories.mixture(300_000))

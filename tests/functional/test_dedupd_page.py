@@ -27,7 +27,7 @@ from dedupd.status import task_history
 from tests.functional import dedupd_watched
 from tests.support import cold_repositories
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytest_plugins = ['tests.support.object_fixtures']
 pytestmark = [pytest.mark.slow, pytest.mark.needs('browser')]
@@ -528,14 +528,14 @@ def test_other_hosts(browser, tmp_path):
 @pytest.mark.needs('nbdkit')
 def test_volumes(browser, tmp_path):
     """One that is served, one that nobody uses, and one that is broken."""
-    path = volumes.create_repository(tmp_path / 'repository')
+    path = volume_tools.create_repository(tmp_path / 'repository')
     for name in ('disk', 'idle', 'bad'):
-        volumes.create(path, name, 4 << 20)
+        volume_tools.create(path, name, 4 << 20)
     (path / 'volumes/bad/journal-00000001').write_bytes(bytes(4096))
     with dedupd_watched.running(path) as it, (
-            volumes.Server(path, tmp_path)) as server:
+            volume_tools.Server(path, tmp_path)) as server:
         with server.start().session() as session:
-            volumes.write(session, 0, repositories.noise(64 << 10, 1))
+            volume_tools.write(session, 0, repositories.noise(64 << 10, 1))
             session.read(0, 3 << 20)
             it.wait_for(lambda: it.status()['volumes']['in_use'])
             browser.show(it.url)

@@ -3,8 +3,8 @@
 """Processes of all kinds on one repository, any of them killed at any moment.
 
 The soak: two Glances, daemons, clients, processes that use the repository by
-themselves, and operators' commands; see ``soak.py``. It runs with ``--long``,
-for GLANCE_DEDUP_SOAK_SECONDS, 1500 without it (an hour: 3600).
+themselves, and operators' commands; see ``soak_run.py``. It runs with
+``--long``, for GLANCE_DEDUP_SOAK_SECONDS, 1500 without it (an hour: 3600).
 GLANCE_DEDUP_SOAK_SEED chooses what is random; the moments at which processes
 get their turn are not.
 
@@ -22,8 +22,8 @@ import time
 
 import pytest
 
-from tests.functional import soak as soak_module
-from tests.functional import witness as witness_module
+from tests.functional import soak_run
+from tests.functional import watched_process
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -40,8 +40,8 @@ LIMIT = 60
 
 @pytest.fixture(scope='module')
 def witness(tmp_path_factory):
-    witness = witness_module.Witness(
-        witness_module.build(tmp_path_factory.mktemp('witness')))
+    witness = watched_process.Witness(
+        watched_process.build(tmp_path_factory.mktemp('witness')))
     yield witness
     witness.close()
 
@@ -103,7 +103,7 @@ class Scene:
         """How many calls change something; and what comes out."""
         run = self.witness.run(path, [self.MAINTAIN])
         assert run.status == 0 and not run.outcomes[0]['error'], run.outcomes
-        return sum(c.result is None and c.name in witness_module.MUTATING
+        return sum(c.result is None and c.name in watched_process.MUTATING
                    for c in run.calls), run.outcomes[0]
 
     def kill_at(self, path, number):
@@ -111,8 +111,8 @@ class Scene:
         left = itertools.count(number, -1)
 
         def hook(call):
-            if call.result is None and call.name in witness_module.MUTATING:
-                return witness_module.KILL if next(left) == 0 else None
+            if call.result is None and call.name in watched_process.MUTATING:
+                return watched_process.KILL if next(left) == 0 else None
             return None
 
         run = self.witness.run(path, [self.MAINTAIN], hook)
@@ -129,8 +129,8 @@ class Scene:
             contents['later'] = self.deleted + repositories.noise(1000, 'x')
             repositories.put(repo, 'later', contents['later'])
             assert repositories.read_all(repo, 'later') == contents['later']
-            soak_module.settle(repo)
-        soak_module.require_exact(path, contents)
+            soak_run.settle(repo)
+        soak_run.require_exact(path, contents)
 
 
 @pytest.fixture(scope='module')
@@ -178,7 +178,7 @@ def soak(tmp_path, seconds):
                               random.randrange(10 ** 9)))
     print(f'GLANCE_DEDUP_SOAK_SEED={seed}', flush=True)
     path = maintenance.create(tmp_path)
-    with contextlib.closing(soak_module.Soak(path, seed)) as it:
+    with contextlib.closing(soak_run.Soak(path, seed)) as it:
         try:
             it.start_glance()
             it.start_daemon()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole tasks under faults of the system: see :mod:`tests.functional.faults`.
+"""Whole tasks under faults of the system: see
+:mod:`tests.functional.task_faults`.
 
 By default a few calls of each task fail, chosen by ``GLANCE_DEDUP_SEED`` (1).
 A failure prints its case; ``GLANCE_DEDUP_FAULT='TASK KIND:NTH:ERROR:OFTEN'``
@@ -18,11 +19,11 @@ import sys
 
 import pytest
 
-from tests.functional import faults as faults_module
+from tests.functional import task_faults
 
 pytestmark = pytest.mark.slow
 
-Fault = faults_module.Fault
+Fault = task_faults.Fault
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EINTR,
           errno.EAGAIN, errno.ENOMEM, 0)
@@ -32,8 +33,8 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope='module')
 def faults(tmp_path_factory):
-    faults = faults_module.Faults(
-        faults_module.build(tmp_path_factory.mktemp('faults')))
+    faults = task_faults.Faults(
+        task_faults.build(tmp_path_factory.mktemp('faults')))
     yield faults
     faults.close()
 
@@ -50,8 +51,8 @@ def template(tmp_path_factory):
     path = tmp_path_factory.mktemp('template')
     made = in_child(
         'import pathlib, sys\n'
-        'from tests.functional import faults\n'
-        'faults.fill(pathlib.Path(sys.argv[1]))\n', path)
+        'from tests.functional import task_faults\n'
+        'task_faults.fill(pathlib.Path(sys.argv[1]))\n', path)
     assert made.returncode == 0, made.stderr
     return path
 
@@ -90,7 +91,7 @@ def makes_sense(fault):
         or fault.error == errno.EAGAIN and fault.kind in ('open', 'any')))
 
 
-@pytest.mark.parametrize('task', faults_module.TASKS)
+@pytest.mark.parametrize('task', task_faults.TASKS)
 def test_some_calls_fail(attempt, task):
     rng = random.Random(f'{SEED} {task}')
     calls = attempt(task, Fault())['calls']
@@ -111,7 +112,7 @@ def test_one_case(attempt):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('task', faults_module.TASKS)
+@pytest.mark.parametrize('task', task_faults.TASKS)
 def test_every_call_fails_once(attempt, task):
     """With each error in turn."""
     for nth in range(1, attempt(task, Fault())['calls'] + 1):
@@ -119,11 +120,11 @@ def test_every_call_fails_once(attempt, task):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('task', faults_module.TASKS)
+@pytest.mark.parametrize('task', task_faults.TASKS)
 def test_calls_fail_for_ever(attempt, task):
     """Of each kind: from the first one on, from the last, and from another."""
     rng = random.Random(f'{SEED} {task} for ever')
-    for kind in faults_module.KINDS:
+    for kind in task_faults.KINDS:
         calls = attempt(task, Fault(kind))['calls']
         for error in errors_for(kind):
             for nth in {1, calls, rng.randint(1, max(calls, 1))} - {0}:
@@ -137,7 +138,7 @@ def test_calls_fail_for_ever(attempt, task):
 _LIMITED = '''
 import gc, os, pathlib, resource, sys
 from glance_dedup.base import exceptions
-from tests.functional import faults
+from tests.functional import task_faults
 from tests.support import repositories
 
 path, which, most = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -145,7 +146,7 @@ limit = getattr(resource, which)
 soft, hard = resource.getrlimit(limit)
 with repositories.open_repository(path, codec='none', threads=2) as repo:
     def read():
-        assert repositories.read_all(repo, 'a') == faults.data_of('a')
+        assert repositories.read_all(repo, 'a') == task_faults.data_of('a')
     def write():
         repositories.put(repo, 'late', repositories.noise(16 << 20, 5))
     failed = 0

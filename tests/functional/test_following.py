@@ -17,7 +17,7 @@ import pytest
 
 from glance_dedup.repository import hostfilter
 from tests.functional import test_hosts
-from tests.sharedfs import hosts as hosts_module
+from tests.sharedfs import fuse_hosts
 from tests.sharedfs import kinds
 from tests.support import daemons
 from tests.support import maintenance
@@ -140,8 +140,8 @@ def require_savings(four):
 def test_four_hosts_find_what_one_would(tmp_path, monkeypatch):
     """Acceptance: 98 % of the savings that are possible, without merging."""
     monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
-    with hosts_module.hosts(tmp_path, 4, names=600, attributes=600,
-                            pages='stay') as four:
+    with fuse_hosts.hosts(tmp_path, 4, names=600, attributes=600,
+                          pages='stay') as four:
         maintenance.create(four[0].root, block_size=BLOCK, group_slots=1024,
                            segment_size=1 << 16)
         require_savings(four)

@@ -12,7 +12,7 @@ import pytest
 from tests.functional import test_hosts_storm
 from tests.sharedfs import guest
 from tests.sharedfs import kinds
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 LIMIT = 1500
 STORM_LIMIT = test_hosts_storm.ROUNDS * test_hosts_storm.ROUND_LIMIT
@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(LIMIT + 120),
 def shared(request):
     """A file system that is mounted in a guest."""
     with (tempfile.TemporaryDirectory(prefix=f'{request.param}-') as place,
-          shared_module.Shared(request.param, kinds.KINDS[request.param],
-                               pathlib.Path(place, 'fs')) as found):
+          shared_fs.Shared(request.param, kinds.KINDS[request.param],
+                           pathlib.Path(place, 'fs')) as found):
         found.up()
         yield found
 

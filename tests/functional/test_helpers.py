@@ -24,9 +24,9 @@ from glance_dedup.base import pacing
 from glance_dedup.base import package_version
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
-from tests.functional import clock as clock_module
-from tests.functional import soak as soak_module
-from tests.sharedfs import hosts as hosts_module
+from tests.functional import clocks
+from tests.functional import soak_run
+from tests.sharedfs import fuse_hosts
 from tests.sharedfs import kinds
 from tests.support import daemons
 from tests.support import maintenance
@@ -94,7 +94,7 @@ def paths(request, tmp_path):
         path = maintenance.create(tmp_path)
         yield path, path
     else:
-        with hosts_module.hosts(tmp_path, pages='stay') as both:
+        with fuse_hosts.hosts(tmp_path, pages='stay') as both:
             yield paths_on(both)
 
 
@@ -235,10 +235,10 @@ def test_two_daemons_merge(paths):
     path = pathlib.Path(paths[0])
     # A shard that was merged stays until somebody tidies up.
     assert list((path / 'index').glob('shard-*'))
-    soak_module.require_no_locks(path)
+    soak_run.require_no_locks(path)
     with repositories.open_repository(path) as repo:
-        soak_module.settle(repo)
-    soak_module.require_exact(path, model)
+        soak_run.settle(repo)
+    soak_run.require_exact(path, model)
 
 
 def test_a_helper_becomes_the_maintainer(paths):
@@ -318,10 +318,10 @@ def kill_at_random(paths, kills):
         for daemon in both:
             assert daemon.stop(limit=LIMIT) == 0, daemon.text()[-2000:]
     assert checker.check(path).ok, checker.check(path).findings
-    soak_module.require_no_locks(path)
+    soak_run.require_no_locks(path)
     with repositories.open_repository(path) as repo:
-        soak_module.settle(repo)
-    soak_module.require_exact(path, model)
+        soak_run.settle(repo)
+    soak_run.require_exact(path, model)
 
 
 def _ready(daemon):
@@ -382,10 +382,10 @@ def test_a_full_disk_ends_what_all_are_recompressing(tmp_path):
 def test_clocks_that_differ_by_a_day(tmp_path, ahead):
     """Nothing that hosts share is decided by a clock."""
     model = {f'text-{n}': text(4, n) for n in range(4)}
-    clock = clock_module.Clock(tmp_path)
+    clock = clocks.Clock(tmp_path)
     clock.set(ahead)
     with contextlib.ExitStack() as stack:
-        both = stack.enter_context(hosts_module.hosts(tmp_path, pages='stay'))
+        both = stack.enter_context(fuse_hosts.hosts(tmp_path, pages='stay'))
         maintenance.create(both[0].root)
         paths = [host.root / 'repository' for host in both]
         repos = [stack.enter_context(repositories.open_repository(
@@ -472,8 +472,8 @@ def drop_locks(host):
 @pytest.mark.parametrize('taken', ['collected', 'leased', 'untouched'])
 def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
     """The server drops its host's locks; much later it goes on."""
-    with hosts_module.hosts(tmp_path, names=600, attributes=600,
-                            pages='stay') as both:
+    with fuse_hosts.hosts(tmp_path, names=600, attributes=600,
+                          pages='stay') as both:
         maintenance.create(both[0].root)
         paths = [host.root / 'repository' for host in both]
         group = both[0].backing / 'repository/groups/00000001'

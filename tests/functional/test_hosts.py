@@ -33,9 +33,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
 from glance_dedup.base import pacing
 from glance_dedup.check import files
-from tests.functional import soak as soak_module
+from tests.functional import soak_run
 from tests.functional import storm
-from tests.sharedfs import hosts as hosts_module
+from tests.sharedfs import fuse_hosts
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import processes
@@ -43,7 +43,7 @@ from tests.support import repositories
 
 pytestmark = pytest.mark.slow
 
-LIMIT = soak_module.LIMIT
+LIMIT = soak_run.LIMIT
 ROUND = 8               # seconds
 WATCH_PAUSE = 0.02      # seconds
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 900))
@@ -159,7 +159,7 @@ def test_the_catalog_survives_openings(both, openings):
 
 def test_a_file_system_that_refuses_maps(tmp_path):
     """It is refused by name; the catalog is not taken for damaged."""
-    with hosts_module.hosts(tmp_path, 1, maps='refused') as (host,):
+    with fuse_hosts.hosts(tmp_path, 1, maps='refused') as (host,):
         maintenance.create(host.root)
         with opened(host) as (repo,):
             repositories.put(repo, 'one', maintenance.content(1))
@@ -295,7 +295,7 @@ def test_n13_1_the_model_keeps_pages(tmp_path):
     def read(file):
         return os.pread(file, 4096, 0)[:1]
 
-    with hosts_module.hosts(tmp_path, pages='stay') as (here, there), (
+    with fuse_hosts.hosts(tmp_path, pages='stay') as (here, there), (
             contextlib.ExitStack()) as stack:
         def opened_there(flags=0):
             file = os.open(there.root / 'page', os.O_RDONLY | flags)
@@ -438,7 +438,7 @@ def test_maintainer_uncounts_an_image_that_another_host_deleted(both):
 def test_reader_of_a_group_that_another_host_rewrites(tmp_path, unlinked):
     """Where the server forgets an open file, the group is opened anew."""
     old, kept = maintenance.content(1), maintenance.content(2, blocks=50)
-    with hosts_module.hosts(tmp_path, unlinked=unlinked) as both:
+    with fuse_hosts.hosts(tmp_path, unlinked=unlinked) as both:
         maintenance.create(both[0].root)
         with opened(*both) as (here, there):
             repositories.put(here, 'old', old)
@@ -455,7 +455,7 @@ def test_n13_4_image_that_another_host_replaces_is_found(tmp_path, options):
     """The server forgets what the host has just opened; it opens again."""
     data = maintenance.content(1, blocks=3)
     ended = threading.Event()
-    with hosts_module.hosts(tmp_path, **options) as both:
+    with fuse_hosts.hosts(tmp_path, **options) as both:
         maintenance.create(both[0].root)
         with opened(*both) as (here, there):
             repositories.put(here, 'one', data)
@@ -489,7 +489,7 @@ def test_n13_4_check_of_files_that_another_host_replaces(
     reads.
     """
     contents = {f'image-{i}': maintenance.content(i) for i in range(3)}
-    with hosts_module.hosts(tmp_path, **options) as both:
+    with fuse_hosts.hosts(tmp_path, **options) as both:
         maintenance.create(both[0].root)
         with opened(both[0]) as (here,):
             for image_id, data in contents.items():
@@ -600,7 +600,7 @@ def test_another_hosts_daemon_takes_over(both):
     ('refused', 'refuses locks of open files (F_OFD_SETLK: No locks'),
     ('ignored', 'grants two open files the same lock')])
 def test_directory_without_locks_is_refused(tmp_path, locks, words):
-    with hosts_module.hosts(tmp_path, 1, locks=locks) as (host,):
+    with fuse_hosts.hosts(tmp_path, 1, locks=locks) as (host,):
         maintenance.create(host.backing)
         path = shared(host)
         with pytest.raises(exceptions.UnfitFileSystem) as caught:
@@ -622,7 +622,7 @@ def test_directory_without_locks_is_refused(tmp_path, locks, words):
 
 # -- everything at once -------------------------------------------------------
 
-class Cluster(soak_module.Soak):
+class Cluster(soak_run.Soak):
     """Two hosts, and all that runs on them.
 
     :param hosts: that share a directory; `repository` is in it
@@ -645,7 +645,7 @@ class Cluster(soak_module.Soak):
         number = int(hasattr(self, 'daemon'))
         daemon = daemons.Daemon(
             self.path_on(number), filter_dir=self.hosts[number].filters,
-            **soak_module.INTERVALS)
+            **soak_run.INTERVALS)
         daemon.program = daemons.impatient(
             account=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
         return daemon
@@ -660,7 +660,7 @@ class Cluster(soak_module.Soak):
                 'dedup_store_filter_dir': host.filters,
                 'dedup_store_filter_mib': 1,
                 'dedup_store_dedupd_socket': self.daemon_of(number).socket}
-            self.servers.append(soak_module.Glance(
+            self.servers.append(soak_run.Glance(
                 host.directory / 'glance', {'dedup': store}, processes=2,
                 database=self.servers[0].database if number else None))
         # The database is the first one's, and made by it.
@@ -678,7 +678,7 @@ class Cluster(soak_module.Soak):
         log = self.path.parent / f'{name}.log'
         job = {'log': str(log), 'name': name, 'deadline': self.deadline,
                'path': str(self.path_on(number)), 'steps': steps,
-               'ids': soak_module.IMAGES,
+               'ids': soak_run.IMAGES,
                'socket': self.daemon_of(number).socket,
                'filter_dir': str(self.hosts[number].filters)}
         self.logs['storm'].append(log)
@@ -761,19 +761,19 @@ class Cluster(soak_module.Soak):
         for host in self.hosts:
             host.kill()
         path = self.hosts[0].backing / 'repository'
-        soak_module.require_no_locks(path)
+        soak_run.require_no_locks(path)
         repositories.require_clean(path)
         with repositories.open_repository(path) as repo:
-            print(*soak_module.settle(repo))
-        soak_module.require_exact(path, contents)
+            print(*soak_run.settle(repo))
+        soak_run.require_exact(path, contents)
 
 
 def soak(tmp_path, seconds, **options):
     seed = int(os.environ.get('GLANCE_DEDUP_SOAK_SEED',
                               random.randrange(10 ** 9)))
     print(f'GLANCE_DEDUP_SOAK_SEED={seed}', flush=True)
-    with hosts_module.hosts(tmp_path, pages='stay', rename='gap',
-                            **options) as both:
+    with fuse_hosts.hosts(tmp_path, pages='stay', rename='gap',
+                          **options) as both:
         with contextlib.closing(Cluster(tmp_path, both, seed)) as it:
             try:
                 for daemon in (it.daemon, it.other):

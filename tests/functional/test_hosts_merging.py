@@ -26,11 +26,11 @@ from tests.functional import test_hosts
 from tests.functional.test_hosts import both     # noqa: F401: a fixture
 from tests.functional.test_hosts import opened
 from tests.functional.test_hosts import shared
-from tests.sharedfs import hosts as hosts_module
+from tests.sharedfs import fuse_hosts
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 
@@ -158,9 +158,9 @@ def test_images_are_merged_and_collected_under_their_readers(
 
 @pytest.fixture
 def hosts(tmp_path):
-    with hosts_module.hosts(tmp_path, names=600, attributes=600,
-                            pages='stay') as found:
-        volumes.create_repository(shared(found[0]), block_size=512)
+    with fuse_hosts.hosts(tmp_path, names=600, attributes=600,
+                          pages='stay') as found:
+        volume_tools.create_repository(shared(found[0]), block_size=512)
         yield found
 
 
@@ -194,13 +194,13 @@ def test_server_of_a_volume_opens_what_was_exchanged(hosts):
     """Within a minute, without a request."""
     data = maintenance.content(1, blocks=40)
     place = pathlib.Path(hosts[1].directory)
-    volumes.create(shared(hosts[0]), 'disk', MIB)
-    with opened(hosts[0]) as (here,), volumes.Server(
+    volume_tools.create(shared(hosts[0]), 'disk', MIB)
+    with opened(hosts[0]) as (here,), volume_tools.Server(
             shared(hosts[1]), place) as server:
         repositories.put(here, 'image', data)
         server.start('--no-dedup')
         with server.session() as session:
-            volumes.write(session, 0, data)
+            volume_tools.write(session, 0, data)
             server.control.snapshot('snapshot')
             assert session.read(0, len(data)) == data
             assert merge(here) == 2     # the snapshot, too
@@ -215,8 +215,8 @@ def test_server_of_a_volume_opens_what_was_exchanged(hosts):
 
 def test_volume_that_another_host_serves(hosts):
     """Its control socket is the other host's, and its lock is held (V1)."""
-    volumes.create(shared(hosts[0]), 'disk', MIB)
-    with opened(hosts[0]) as (here,), volumes.Server(
+    volume_tools.create(shared(hosts[0]), 'disk', MIB)
+    with opened(hosts[0]) as (here,), volume_tools.Server(
             shared(hosts[1]), pathlib.Path(hosts[1].directory)) as server:
         server.start()
         done = subprocess.run(

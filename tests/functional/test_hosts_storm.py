@@ -21,7 +21,7 @@ import time
 import pytest
 
 from tests.functional import conftest
-from tests.functional import soak as soak_module
+from tests.functional import soak_run
 from tests.functional import storm
 from tests.functional import test_hosts
 from tests.support import daemons
@@ -86,10 +86,10 @@ class Storm(test_hosts.Cluster):
             self.judge_mount(number, self.uploads)
         self.hosts[0].restart()
         contents, _ = self.judge_mount(0, self.uploads)
-        soak_module.require_no_locks(self.path)
+        soak_run.require_no_locks(self.path)
         with repositories.open_repository(self.path) as repo:
-            print(*soak_module.settle(repo))
-        soak_module.require_exact(self.path, contents)
+            print(*soak_run.settle(repo))
+        soak_run.require_exact(self.path, contents)
 
     def last_words(self):
         super().last_words()

@@ -20,7 +20,7 @@ import sys
 
 import pytest
 
-from tests.cloud import cloud as cloud_module
+from tests.cloud import local_cloud
 from tests.support import ports
 from tests.support import repositories
 
@@ -170,7 +170,7 @@ def cloud(tmp_path_factory):
     directory = pathlib.Path(f'/tmp/glance-dedup-{os.getpid()}')
     files = {'type': 'file',
              'filesystem_store_datadir': directory / 'glance' / 'images'}
-    cloud = cloud_module.Cloud(
+    cloud = local_cloud.Cloud(
         directory, {'file1': files, 'unused': {'type': 'dedup'}})
     with contextlib.ExitStack() as stack:
         stack.callback(cloud.down)

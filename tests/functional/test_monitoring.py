@@ -25,7 +25,7 @@ from tests.support import monitoring
 from tests.support import nbd
 from tests.support import ports
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs('prometheus')]
 
@@ -94,7 +94,7 @@ class Prometheus:
 
 def fill(path):
     """Images, a volume, and the history of two days in which it fills."""
-    volumes.create(path, 'disk', 1 << 20)
+    volume_tools.create(path, 'disk', 1 << 20)
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', repositories.noise(IMAGE, 1))
         with maintenance.maintaining(repo) as maintainer:
@@ -108,8 +108,8 @@ def fill(path):
 
 @contextlib.contextmanager
 def a_store(place, authority):
-    path = volumes.create_repository(place / 'store')
-    volumes.set_feature(path, features.COLD)
+    path = volume_tools.create_repository(place / 'store')
+    volume_tools.set_feature(path, features.COLD)
     fill(path)
     listen = f'127.0.0.1:{ports.free_port()}'
     with dedupd_watched.Daemon(

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
@@ -442,7 +442,7 @@ def test_a_guest_boots(tmp_path):
     """From the file, with one of its own over it."""
     place = Place(tmp_path, {})
     with place.open() as repo:
-        repo.put('boot', disk.images().raw)
+        repo.put('boot', disk_images.images().raw)
     with place.mount('repository') as mount, (
             nbd.Guest(tmp_path, mount / 'boot')) as guest:
         assert guest.wait_until_up() == ('a disk of tools/boot_image', 1)

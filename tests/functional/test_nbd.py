@@ -17,7 +17,7 @@ import time
 import pytest
 
 from dedupd.http import limited
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
@@ -869,7 +869,7 @@ def test_killed(own, delay):
 @pytest.mark.timeout(300)
 def test_a_guest_boots_though_the_daemon_is_killed(tmp_path):
     """With a file over the image; most of the image is never read."""
-    raw = disk.images().raw
+    raw = disk_images.images().raw
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as opened:
         opened.put('boot', raw)
@@ -896,7 +896,8 @@ def test_a_guest_boots_though_the_daemon_is_killed(tmp_path):
 @pytest.mark.long
 def test_a_guest_boots_from_an_image_on_its_way(tmp_path):
     """It is up before the image is on its host."""
-    with nbd.compute_host(tmp_path, boot=disk.images().raw) as (cache, link):
+    with nbd.compute_host(tmp_path, boot=disk_images.images().raw) as (cache,
+                                                                       link):
         # The image's blocks, which take 54 MiB, come in 27 s at the soonest.
         link.slow(2 * MIB)
         image = f'nbd+unix:///boot?socket={cache.options["nbd_socket"]}'

@@ -28,7 +28,7 @@ import time
 import pytest
 
 from glance_dedup.check import checker
-from tests.functional import soak
+from tests.functional import soak_run
 from tests.functional import storm
 from tests.support import daemons
 from tests.support import maintenance
@@ -42,7 +42,7 @@ OTHERS_LIMIT = 300         # seconds; that of a test
 BASE = 2
 BASE_BYTES = 1 << 20
 WORKERS = [storm.UPLOADER, storm.UPLOADER, storm.MIXED]
-INTERVALS = {**soak.INTERVALS, 'scrub_interval': 0}
+INTERVALS = {**soak_run.INTERVALS, 'scrub_interval': 0}
 
 _SHUTDOWN = 0x8004587d      # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN
 _NO_FLUSH = 2               # neither the data nor the journal
@@ -199,8 +199,8 @@ class Power:
             repo.delete(f'last-{number}')
             contents = {**storm.judge_end(repo, uploads), **self.base}
             self.uploads = storm.survivors(uploads, repo)
-            print(*soak.settle(repo))
-        soak.require_exact(self.path, contents)
+            print(*soak_run.settle(repo))
+        soak_run.require_exact(self.path, contents)
 
     def require_clean(self):
         """No damage, but of the catalog where data is written in any order.

@@ -15,7 +15,7 @@ from tests.functional.protocol import Once
 from tests.functional.protocol import sha
 from tests.functional.protocol import SIZE
 from tests.functional.protocol import store
-from tests.functional import witness as witness_module
+from tests.functional import watched_process
 from tests.support import repositories
 from tests.support.repositories import Group
 from tests.support.repositories import noise
@@ -30,7 +30,7 @@ path = protocol.path
 def kill_before_publishing(witness, path, image_id, seed, size=SIZE):
     """A writer that dies when its entries are in the file."""
     hook = Once(lambda c: is_coming(c, 'fdatasync', 'groups/*'),
-                lambda c: witness_module.KILL)
+                lambda c: watched_process.KILL)
     run = witness.run(path, [['put', image_id, seed, size]], hook)
     assert hook.happened and run.status == -9
 

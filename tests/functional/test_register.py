@@ -17,7 +17,7 @@ from glance_dedup.repository import openvolumes
 from tests.support import cache_harness
 from tests.support import repositories
 from tests.support.repositories import noise
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope='module')
 def server(place):
     """A Glance with its own policy, of which tokens have roles."""
-    volumes.create_repository(place / 'dedup1')
+    volume_tools.create_repository(place / 'dedup1')
     (place / 'file1').mkdir()
     stores = {
         'dedup1': {'type': 'dedup', 'dedup_store_datadir': place / 'dedup1',

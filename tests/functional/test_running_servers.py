@@ -30,8 +30,8 @@ from glance_dedup.base import imageids
 from glance_dedup.cli import entry
 from glance_dedup.client import nbd_reader
 from glance_dedup.repository import image_repository
-from tests.cloud import cloud as cloud_module
-from tests.cloud import disk as disk_module
+from tests.cloud import disk_images
+from tests.cloud import local_cloud
 from tests.cloud import test_libvirt
 from tests.support import batches
 from tests.support import nbd
@@ -83,7 +83,7 @@ def libvirt():
     nbd.need('libvirtd')
     # The path of a socket has to be short.
     place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    with cloud_module.Cloud(place) as cloud:
+    with local_cloud.Cloud(place) as cloud:
         cloud.up(['libvirt'])
         yield cloud.services['libvirt']
 
@@ -739,7 +739,7 @@ class Guest(test_libvirt.Server):
         self.console = self.place / 'console.log'
         self._domain = self.place / 'domain.xml'
         raw, disk = self.place / 'raw', self.place / 'disk'
-        disk_module.variant(disk_module.images().raw, raw, self.message, 8)
+        disk_images.variant(disk_images.images().raw, raw, self.message, 8)
         run('qemu-img', 'convert', '-O', 'qcow2', raw, disk)
         self._domain.write_text(test_libvirt.DOMAIN.replace(
             '<name>instance-00000001<',

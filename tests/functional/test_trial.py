@@ -25,7 +25,7 @@ from glance_dedup.fstest import properties
 from glance_dedup.fstest import property_findings
 from glance_dedup.fstest import trial
 from tests.functional import conftest
-from tests.sharedfs import hosts as hosts_module
+from tests.sharedfs import fuse_hosts
 from tests.sharedfs import kinds
 from tests.support import daemons
 from tests.support import repositories
@@ -73,7 +73,7 @@ FINE = dict.fromkeys(property_findings.PROPERTIES, property_findings.FINE)
 @pytest.mark.parametrize('count', [
     2, pytest.param(3, marks=pytest.mark.long)])
 def test_file_system_that_is_fine(tmp_path, count):
-    with hosts_module.hosts(tmp_path, count, names=5) as hosts:
+    with fuse_hosts.hosts(tmp_path, count, names=5) as hosts:
         prepare(hosts)
         found = try_on(hosts)
         nothing_is_left(hosts)
@@ -121,7 +121,7 @@ def test_real_file_systems(two_hosts):
      {'maps': UNFIT, 'database': UNFIT}),
     ({'direct': 'refused'}, {'fsync': UNFIT})], ids=str)
 def test_each_fault_is_found(tmp_path, options, wanted):
-    with hosts_module.hosts(tmp_path, **{'names': 0, **options}) as hosts:
+    with fuse_hosts.hosts(tmp_path, **{'names': 0, **options}) as hosts:
         prepare(hosts)
         found = try_on(hosts)
         nothing_is_left(hosts)
@@ -150,7 +150,7 @@ def require_kept(hosts, wanted):
 
 
 def test_a_daemon_says_whether_its_mount_was_tried(tmp_path):
-    with hosts_module.hosts(tmp_path, names=0) as hosts:
+    with fuse_hosts.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
         with daemons.Daemon(hosts[0].root / 'repository') as daemon:
             daemon.start().wait_for_catalog()
@@ -171,7 +171,7 @@ def test_a_daemon_says_whether_its_mount_was_tried(tmp_path):
 
 def test_a_file_system_without_direct_reads_is_refused(tmp_path):
     """Its name is said; one host alone sees it."""
-    with hosts_module.hosts(tmp_path, 1, direct='refused') as hosts:
+    with fuse_hosts.hosts(tmp_path, 1, direct='refused') as hosts:
         prepare(hosts)
         path = hosts[0].root / 'repository'
         with pytest.raises(exceptions.UnfitFileSystem,
@@ -182,7 +182,7 @@ def test_a_file_system_without_direct_reads_is_refused(tmp_path):
 
 def test_a_message_is_whole_when_it_is_listed(tmp_path):
     """Half of one would be all that this host sees until its cache ends."""
-    with hosts_module.hosts(tmp_path, names=0, open='trusts') as hosts:
+    with fuse_hosts.hosts(tmp_path, names=0, open='trusts') as hosts:
         prepare(hosts)
         os.mkdir(hosts[0].root / 'repository/locks/trial')
         here, there = (
@@ -234,7 +234,7 @@ def test_few_links_to_one_file(tmp_path, monkeypatch):
         return link(source, *arguments, **options)
 
     monkeypatch.setattr(os, 'link', counted)
-    with hosts_module.hosts(tmp_path, names=0) as hosts:
+    with fuse_hosts.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
         for findings in try_on(hosts):
             assert verdicts(findings) == FINE
@@ -250,7 +250,7 @@ def command(host, *arguments):
 
 
 def test_command(tmp_path):
-    with hosts_module.hosts(tmp_path, names=0, fsync='nothing') as hosts:
+    with fuse_hosts.hosts(tmp_path, names=0, fsync='nothing') as hosts:
         prepare(hosts)
         running = [command(host, '--wait', f'{LIMIT}s', '-f', 'json')
                    for host in hosts]
@@ -270,7 +270,7 @@ def test_command(tmp_path):
 
 def test_command_that_is_interrupted(tmp_path):
     """It removes what it made; and the other says who fell silent."""
-    with hosts_module.hosts(tmp_path, names=0) as hosts:
+    with fuse_hosts.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
         ended = threading.Event()
 
@@ -298,7 +298,7 @@ def test_command_that_is_interrupted(tmp_path):
 
 
 def test_host_that_is_alone(tmp_path):
-    with hosts_module.hosts(tmp_path, 1) as hosts:
+    with fuse_hosts.hosts(tmp_path, 1) as hosts:
         prepare(hosts)
         with pytest.raises(exceptions.BusyError,
                            match='1 of 2 hosts came within 1 seconds'):
@@ -308,7 +308,7 @@ def test_host_that_is_alone(tmp_path):
 
 def test_trial_that_was_killed_is_not_met(tmp_path):
     """Its files are still there; whoever is alive does not wait for it."""
-    with hosts_module.hosts(tmp_path, names=0) as hosts:
+    with fuse_hosts.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
         dead = command(hosts[0])
         room = hosts[0].backing / 'repository' / 'locks' / 'trial'

@@ -12,7 +12,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.repository import openvolumes
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 MIB = 1 << 20
 BACKUP = 'b_disk_20261123T180000Z'
@@ -20,8 +20,8 @@ BACKUP = 'b_disk_20261123T180000Z'
 
 @pytest.fixture
 def repository(tmp_path):
-    path = volumes.create_repository(tmp_path / 'repository')
-    volumes.create(path, 'disk', 4 * MIB)
+    path = volume_tools.create_repository(tmp_path / 'repository')
+    volume_tools.create(path, 'disk', 4 * MIB)
     return path
 
 
@@ -42,7 +42,7 @@ def test_a_volume_that_nobody_uses(repository):
 @pytest.mark.needs('nbdkit')
 def test_a_volume_that_another_process_serves(repository, tmp_path):
     nbd.need('nbdkit')
-    with volumes.Server(repository, tmp_path) as server:
+    with volume_tools.Server(repository, tmp_path) as server:
         server.start()
         with repositories.open_repository(repository) as repo:
             volume_backups.back_up(repo, 'disk', BACKUP)

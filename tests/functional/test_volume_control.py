@@ -13,11 +13,11 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.client import volume_control
-from tests.functional import clock as clock_module
+from tests.functional import clocks
 from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = pytest.mark.needs('nbdkit')
 
@@ -31,13 +31,13 @@ PATIENCE = 5
 
 @pytest.fixture
 def repository(tmp_path):
-    return volumes.create_repository(tmp_path / 'repository')
+    return volume_tools.create_repository(tmp_path / 'repository')
 
 
 @pytest.fixture
 def server(repository, tmp_path):
-    volumes.create(repository, 'disk', SIZE)
-    with volumes.Server(repository, tmp_path) as found:
+    volume_tools.create(repository, 'disk', SIZE)
+    with volume_tools.Server(repository, tmp_path) as found:
         yield found.start()
 
 
@@ -50,8 +50,8 @@ def image(server, image_id):
 
 def test_status(server):
     with server.session() as session:
-        volumes.write(session, 0, b'x' * 1000)
-        volumes.ask(session, nbd.TRIM, 500, 100)
+        volume_tools.write(session, 0, b'x' * 1000)
+        volume_tools.ask(session, nbd.TRIM, 500, 100)
         session.read(0, 10)
     found = server.control.status()
     assert found['size'] == str(SIZE) and found['broken'] == ''
@@ -67,10 +67,10 @@ def test_status(server):
 def test_snapshot(server):
     data = repositories.mixture(SIZE, 5)
     with server.session() as session:
-        volumes.write(session, 0, data)
+        volume_tools.write(session, 0, data)
         found = server.control.snapshot('one', 'a project')
         assert found['image_id'] == 'one' and found['size'] == str(SIZE)
-        volumes.write(session, 100, b'changed')
+        volume_tools.write(session, 100, b'changed')
         assert image(server, 'one') == data
         with pytest.raises(exceptions.ImageExists, match='one'):
             server.control.snapshot('one')
@@ -122,7 +122,7 @@ def test_who_connects_while_it_becomes_smaller_sees_the_new_size(server):
     """Its owner is stopped where the old edition of a part is deleted."""
     for _ in range(2):
         with server.session() as session:
-            volumes.write(session, 0, b'x')
+            volume_tools.write(session, 0, b'x')
         if not (old := editions(server)):
             server.control.checkpoint()
     images = server.repository / 'locks' / 'images'
@@ -148,12 +148,12 @@ def test_who_connects_while_it_becomes_smaller_sees_the_new_size(server):
 
 def test_resize(server):
     with server.session() as old:
-        volumes.write(old, SIZE - 10, b'the end...')
+        volume_tools.write(old, SIZE - 10, b'the end...')
         server.control.resize(SIZE + 2 * MIB)
         with server.session() as session:
             assert session.size == SIZE + 2 * MIB
             assert session.read(SIZE - 10, 20) == b'the end...' + bytes(10)
-            volumes.write(session, SIZE + MIB, b'beyond')
+            volume_tools.write(session, SIZE + MIB, b'beyond')
     shrink(server, SIZE - 2 * MIB)
     server.control.resize(SIZE + 2 * MIB)
     with server.session() as session:
@@ -188,10 +188,10 @@ def test_a_long_path(tmp_path):
     """An address of a socket has room for 107 bytes."""
     place = tmp_path / ('d' * 100) / ('e' * 100)
     place.mkdir(parents=True)
-    path = volumes.create_repository(place / 'repository')
+    path = volume_tools.create_repository(place / 'repository')
     name = 'n' * 64
-    volumes.create(path, name, SIZE)
-    with volumes.Server(path, tmp_path, name) as server:
+    volume_tools.create(path, name, SIZE)
+    with volume_tools.Server(path, tmp_path, name) as server:
         server.start()
         assert server.control.status()['size'] == str(SIZE)
         server.stop()
@@ -202,10 +202,10 @@ def test_a_long_path(tmp_path):
 @pytest.mark.parametrize('shared', [False, True])
 def test_other_users(tmp_path, shared):
     """Those of the group, if it shares the repository, and no others."""
-    path = volumes.create_repository(tmp_path / 'repository',
-                                     group_access=shared)
-    directory = volumes.create(path, 'disk', SIZE)
-    with volumes.Server(path, tmp_path) as server:
+    path = volume_tools.create_repository(tmp_path / 'repository',
+                                          group_access=shared)
+    directory = volume_tools.create(path, 'disk', SIZE)
+    with volume_tools.Server(path, tmp_path) as server:
         server.start()
         control = directory / 'control'
         assert control.stat().st_mode & 0o777 == (0o660 if shared else 0o600)
@@ -299,16 +299,16 @@ def test_silent_clients(server):
             connect(server, sock)
         # The disk is not held up.
         with server.session() as session:
-            volumes.write(session, 0, b'x')
+            volume_tools.write(session, 0, b'x')
         assert server.number('size') == SIZE
 
 
 def test_silent_clients_do_not_hold_up_the_end(repository, tmp_path):
     """While the server's clock stands still, its patience does not end."""
-    volumes.create(repository, 'disk', SIZE)
-    clock = clock_module.Clock(tmp_path)
+    volume_tools.create(repository, 'disk', SIZE)
+    clock = clocks.Clock(tmp_path)
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(volumes.Server(
+        server = stack.enter_context(volume_tools.Server(
             repository, tmp_path, **clock.environment)).start()
         clock.stop_monotonic()
         for _ in range(8):

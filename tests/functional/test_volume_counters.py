@@ -7,7 +7,7 @@ import pytest
 from glance_dedup.repository import openvolumes
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = pytest.mark.needs('nbdkit')
 
@@ -16,13 +16,13 @@ MIB = 1 << 20
 
 @pytest.fixture
 def repository(tmp_path):
-    return volumes.create_repository(tmp_path / 'repository')
+    return volume_tools.create_repository(tmp_path / 'repository')
 
 
 @pytest.fixture
 def server(repository, tmp_path):
-    volumes.create(repository, 'disk', 4 * MIB)
-    with volumes.Server(repository, tmp_path) as found:
+    volume_tools.create(repository, 'disk', 4 * MIB)
+    with volume_tools.Server(repository, tmp_path) as found:
         yield found
 
 
@@ -42,9 +42,9 @@ def test_counters_outlive_the_server(repository, server, written):
     server.start()
     with server.session() as session:
         if written:
-            volumes.write(session, 0, b'x' * 1000)
+            volume_tools.write(session, 0, b'x' * 1000)
         session.read(0, 4096)
-        volumes.ask(session, nbd.FLUSH)
+        volume_tools.ask(session, nbd.FLUSH)
     server.stop()
     found = counters(repository)
     assert (found['read'], found['flushes']) == (4096, 1)

@@ -7,7 +7,7 @@ import pytest
 from tests.support import disks
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = [pytest.mark.needs('disks'), pytest.mark.needs('nbdkit')]
 
@@ -31,12 +31,12 @@ def test_it_starts_read_only(tmp_path, kind, inodes):
     """And is written to again when there is room."""
     written = repositories.noise(MIB, 1)
     with disks.mounted(tmp_path, kind, inodes) as root:
-        repository = volumes.create_repository(root / 'repository')
-        volumes.create(repository, 'disk', 8 * MIB)
-        with volumes.Server(repository, tmp_path) as server:
+        repository = volume_tools.create_repository(root / 'repository')
+        volume_tools.create(repository, 'disk', 8 * MIB)
+        with volume_tools.Server(repository, tmp_path) as server:
             with server.start().session() as session:
-                volumes.write(session, 0, written)
-                volumes.ask(session, nbd.FLUSH)
+                volume_tools.write(session, 0, written)
+                volume_tools.ask(session, nbd.FLUSH)
             server.kill()
             # The next server removes this socket, and so would have an inode
             # for a moment.
@@ -46,7 +46,7 @@ def test_it_starts_read_only(tmp_path, kind, inodes):
             repositories.eventually(lambda: serves(server))
             with server.session() as session:
                 assert session.flags & READ_ONLY
-                assert volumes.ask(session, nbd.READ, 0, MIB) == written
+                assert volume_tools.ask(session, nbd.READ, 0, MIB) == written
                 error, _ = session.answer(nbd.WRITE, 0, 512, data=bytes(512))
                 assert error
             assert 'volume disk is served read-only' in server.text()
@@ -57,9 +57,9 @@ def test_it_starts_read_only(tmp_path, kind, inodes):
                 lambda: 'can be written to again' in server.text())
             with server.session() as session:
                 assert not session.flags & READ_ONLY
-                assert volumes.ask(session, nbd.READ, 0, MIB) == written
-                volumes.write(session, MIB, written)
-                volumes.ask(session, nbd.FLUSH)
-                assert volumes.ask(session, nbd.READ, MIB, MIB) == written
+                assert volume_tools.ask(session, nbd.READ, 0, MIB) == written
+                volume_tools.write(session, MIB, written)
+                volume_tools.ask(session, nbd.FLUSH)
+                assert volume_tools.ask(session, nbd.READ, MIB, MIB) == written
             assert server.end(15) == 0, server.text()
         repositories.require_clean(repository)

@@ -16,7 +16,7 @@ import pytest
 from tests import needs
 from tests.support import daemons
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 from tests.support import writing_guest
 
 MIB = 1 << 20
@@ -72,11 +72,11 @@ def test_killed(system, tmp_path, kind, kills, seconds, size):
     """
     rng = random.Random(kills)
     lives = [rng.random() for _ in range(kills)]
-    repository = volumes.create_repository(tmp_path / 'repository')
+    repository = volume_tools.create_repository(tmp_path / 'repository')
     writing_guest.clone_formatted(repository, tmp_path, kind, SIZE)
     last = 0
     with (daemons.running(repository) as daemon, working(daemon) as counts,
-          volumes.Server(repository, tmp_path) as server):
+          volume_tools.Server(repository, tmp_path) as server):
         for number in range(kills + 1):
             server.start()
             with writing_guest.Guest(system, tmp_path, server, kind, last,

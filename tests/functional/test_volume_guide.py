@@ -12,14 +12,14 @@ import pytest
 
 from glance_dedup.cli import volumeserve
 from glance_dedup.repository import openvolumes
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.support import certificates
 from tests.support import daemons
 from tests.support import documents
 from tests.support import nbd
 from tests.support import ports
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 PAGE = documents.SOURCE / 'admin' / 'volumes-qemu.rst'
 UNIT = 'glance-dedup-volume@.service'
@@ -56,7 +56,7 @@ def repository(tmp_path_factory):
     path = repositories.create(
         tmp_path_factory.mktemp('guide') / 'repository')
     with repositories.open_repository(path) as repo:
-        repo.put(IMAGE, disk.images().raw)
+        repo.put(IMAGE, disk_images.images().raw)
     return path
 
 
@@ -65,7 +65,7 @@ def server(repository, tmp_path):
     with repositories.open_repository(repository) as repo:
         with repo.open_image(IMAGE) as image:
             openvolumes.create(repo, 'web1', image=image)
-        with volumes.Server(repository, tmp_path, 'web1') as found:
+        with volume_tools.Server(repository, tmp_path, 'web1') as found:
             yield found
         openvolumes.delete(repo, 'web1')
 

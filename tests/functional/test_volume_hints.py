@@ -11,7 +11,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.repository import openvolumes
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 MIB = 1 << 20
 BLOCK = 4096
@@ -19,7 +19,7 @@ BLOCK = 4096
 
 @pytest.fixture
 def repository(tmp_path):
-    return volumes.create_repository(tmp_path / 'repository')
+    return volume_tools.create_repository(tmp_path / 'repository')
 
 
 def run(*command):
@@ -33,12 +33,12 @@ def run(*command):
 @pytest.mark.needs('nbdkit')
 def test_no_dedup(repository, tmp_path):
     data = repositories.noise(MIB, 1)
-    volumes.create(repository, 'disk', 4 * MIB)
-    with volumes.Server(repository, tmp_path) as server:
+    volume_tools.create(repository, 'disk', 4 * MIB)
+    with volume_tools.Server(repository, tmp_path) as server:
         server.start('--no-dedup')
         with server.session() as session:
             for at in (0, MIB):
-                volumes.write(session, at, data)
+                volume_tools.write(session, at, data)
                 server.control.checkpoint()
             assert (server.number('skipped'), server.number('unique')) == (
                 2 * MIB, 2 * MIB)
@@ -47,7 +47,7 @@ def test_no_dedup(repository, tmp_path):
         server.start()
         with server.session() as session:
             before = server.number('skipped')
-            volumes.write(session, 2 * MIB, data)
+            volume_tools.write(session, 2 * MIB, data)
             server.control.checkpoint()
             assert server.number('skipped') == before
         server.stop()
@@ -57,14 +57,14 @@ def test_no_dedup(repository, tmp_path):
 def test_cache(repository, tmp_path):
     """A copy of a range that was asked for ahead is found there."""
     data = repositories.noise(MIB, 1)
-    volumes.create(repository, 'disk', 8 * MIB)
-    with volumes.Server(repository, tmp_path) as server:
+    volume_tools.create(repository, 'disk', 8 * MIB)
+    with volume_tools.Server(repository, tmp_path) as server:
         server.start()
         with server.session() as session:
-            volumes.write(session, 0, data)
+            volume_tools.write(session, 0, data)
             server.control.checkpoint()
-            volumes.ask(session, nbd.CACHE, 0, 8 * MIB)
-            volumes.write(session, 5 * MIB, data)
+            volume_tools.ask(session, nbd.CACHE, 0, 8 * MIB)
+            volume_tools.write(session, 5 * MIB, data)
             server.control.checkpoint()
             assert session.read(5 * MIB, MIB) == data
             assert (server.number('prefetches'), server.number('prefetched'),
@@ -76,7 +76,7 @@ def test_cache(repository, tmp_path):
 # -- the API ------------------------------------------------------------------
 
 def test_ranges(repository):
-    volumes.create(repository, 'disk', MIB)
+    volume_tools.create(repository, 'disk', MIB)
     with repositories.open_repository(repository) as repo, (
             openvolumes.open_volume(repo, 'disk')) as volume:
         volume.prefetch(MIB, 0)
@@ -92,7 +92,7 @@ def test_ranges(repository):
 def stored(repository, image):
     """The counters after a disk was written and stored."""
     data = image.read_bytes()
-    volumes.create(repository, 'disk', len(data), 64 * MIB)
+    volume_tools.create(repository, 'disk', len(data), 64 * MIB)
     with repositories.open_repository(repository) as repo, (
             openvolumes.open_volume(repo, 'disk')) as volume:
         for at in range(0, len(data), MIB):

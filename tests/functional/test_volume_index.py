@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import disks
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 
@@ -28,15 +28,15 @@ PIECE = 16 * BLOCK
 @pytest.fixture
 def repository(tmp_path):
     """One that has DATA in an image, and an empty volume."""
-    path = volumes.create_repository(tmp_path / 'repository')
+    path = volume_tools.create_repository(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', DATA)
-    volumes.create(path, 'disk', 64 * MIB)
+    volume_tools.create(path, 'disk', 64 * MIB)
     return path
 
 
 def serve(repository, place, index, name='disk', **options):
-    return volumes.Server(
+    return volume_tools.Server(
         repository, place, name, GLANCE_DEDUP_INDEX=index,
         GLANCE_DEDUP_INDEX_DIR=str(place / 'index'), **options)
 
@@ -55,7 +55,7 @@ class Writer:
         self.written[offset] = data
         before = self.server.number('duplicate')
         with self.server.session() as session:
-            volumes.write(session, offset, data)
+            volume_tools.write(session, offset, data)
         self.server.control.checkpoint()
         return (self.server.number('duplicate') - before) // BLOCK
 
@@ -112,7 +112,7 @@ def path_id(repository):
 @pytest.mark.parametrize('index', STORES)
 def test_two_servers(repository, tmp_path, index):
     """Both have an index, at once; LMDB's is one."""
-    volumes.create(repository, 'other', 64 * MIB)
+    volume_tools.create(repository, 'other', 64 * MIB)
     (tmp_path / 'two').mkdir()
     (tmp_path / 'two' / 'index').symlink_to(tmp_path / 'index')
     with serve(repository, tmp_path, index) as one, serve(
@@ -141,12 +141,12 @@ def remove(files):
 @pytest.mark.parametrize('index', KEPT)
 def test_that_of_another_repository(repository, tmp_path, index):
     """Its hints lead to other blocks, or none; new blocks get true hints."""
-    other = volumes.create_repository(tmp_path / 'other' / 'repository')
+    other = volume_tools.create_repository(tmp_path / 'other' / 'repository')
     with repositories.open_repository(other) as repo:
         # DATA comes to other groups.
         repositories.put(repo, 'shift', repositories.noise(6 * MIB, 12))
         repositories.put(repo, 'image', DATA)
-    volumes.create(other, 'disk', 64 * MIB)
+    volume_tools.create(other, 'disk', 64 * MIB)
     with serve(other, tmp_path / 'other', index) as server:
         repositories.eventually(Writer(server.start()).is_filled)
     foreign, = (tmp_path / 'other' / 'index').iterdir()

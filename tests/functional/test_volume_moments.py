@@ -10,7 +10,7 @@ import pytest
 from glance_dedup.repository import openvolumes
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 PART = 1 << 16
 PARTS = 1200            # more than are open at a time, so copying takes longer
@@ -38,18 +38,18 @@ class Served:
         self.checkpoint = server.control.checkpoint
 
     def write(self, data, offset):
-        volumes.write(self.session, offset, data)
+        volume_tools.write(self.session, offset, data)
 
 
 @contextlib.contextmanager
 def opened(how, repository, place):
-    volumes.create(repository, 'disk', SIZE, PART)
+    volume_tools.create(repository, 'disk', SIZE, PART)
     with repositories.open_repository(repository) as repo:
         if how == 'library':
             with openvolumes.open_volume(repo, 'disk') as volume:
                 yield Library(repo, volume)
         else:
-            with (volumes.Server(repository, place) as server,
+            with (volume_tools.Server(repository, place) as server,
                   server.start().session() as session):
                 yield Served(repo, server, session)
 
@@ -92,7 +92,7 @@ def test_snapshots(how, count, tmp_path):
     Only a checkpoint changes what a snapshot copies. So checkpoints are made
     all the time, and copying takes long enough for one to end meanwhile.
     """
-    repository = volumes.create_repository(tmp_path / 'repository')
+    repository = volume_tools.create_repository(tmp_path / 'repository')
     with opened(how, repository, tmp_path) as volume:
         for part in range(PARTS):
             volume.write(b'x', part * PART + 100)

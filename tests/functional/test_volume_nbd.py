@@ -33,7 +33,7 @@ from tests.support import maintenance
 from tests.support import nbd
 from tests.support import ports
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = pytest.mark.needs('nbdkit')
 
@@ -46,13 +46,13 @@ IDLE = 5
 
 @pytest.fixture
 def repository(tmp_path):
-    return volumes.create_repository(tmp_path / 'repository')
+    return volume_tools.create_repository(tmp_path / 'repository')
 
 
 @pytest.fixture
 def server(repository, tmp_path):
-    volumes.create(repository, 'disk', SIZE)
-    with volumes.Server(repository, tmp_path) as found:
+    volume_tools.create(repository, 'disk', SIZE)
+    with volume_tools.Server(repository, tmp_path) as found:
         yield found.start()
 
 
@@ -87,12 +87,12 @@ def test_facts(server):
 def test_read_only(repository, tmp_path):
     """Clients know, their writes are refused, and it is one owner's."""
     data = repositories.mixture(SIZE, 4)
-    volumes.create(repository, 'disk', SIZE)
+    volume_tools.create(repository, 'disk', SIZE)
     with repositories.open_repository(repository) as repo:
         with openvolumes.open_volume(repo, 'disk') as volume:
             volume.write(data, 0)       # stays in the journal
     (tmp_path / 'other').write_bytes(bytes(SIZE))
-    with volumes.Server(repository, tmp_path) as server:
+    with volume_tools.Server(repository, tmp_path) as server:
         server.start('--read-only')
         found, = json.loads(run('nbdinfo', '--json', server.uri))['exports']
         assert found['is_read_only'] and not found['can_trim']
@@ -152,8 +152,8 @@ def run_while_it_works(server, *command):
         pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_fio(repository, tmp_path, options):
     """Random writes, each verified when it is read."""
-    volumes.create(repository, 'disk', 64 * MIB, 16 * MIB)
-    with volumes.Server(repository, tmp_path) as server:
+    volume_tools.create(repository, 'disk', 64 * MIB, 16 * MIB)
+    with volume_tools.Server(repository, tmp_path) as server:
         server.start()
         text = run_while_it_works(
             server, 'fio', '--name=random', '--ioengine=nbd',
@@ -205,30 +205,35 @@ class Oracle:
         rng, session = self.rng, self.rng.choice(self.sessions)
         offset, length = self.some()
         end = offset + length
-        flags = rng.choice([0, 0, 0, volumes.FUA])
+        flags = rng.choice([0, 0, 0, volume_tools.FUA])
         kind = rng.choice(['read', 'read', 'write', 'write', 'write', 'trim',
                            'zero', 'flush', 'cache', 'extents'])
         if kind == 'read':
             assert session.read(offset, length) == self.model[offset:end]
         elif kind == 'write':
             data = self.data(length)
-            volumes.write(session, offset, data, flags)
+            volume_tools.write(session, offset, data, flags)
             self.model[offset:end] = data
         elif kind in ('trim', 'zero'):
             if kind == 'zero':
-                flags |= rng.choice([0, volumes.NO_HOLE, volumes.FAST_ZERO])
-            volumes.ask(session, nbd.TRIM if kind == 'trim' else nbd.ZEROES,
-                        offset, length, flags=flags)
+                flags |= rng.choice([0, volume_tools.NO_HOLE,
+                                     volume_tools.FAST_ZERO])
+            volume_tools.ask(session,
+                             nbd.TRIM if kind == 'trim' else nbd.ZEROES,
+                             offset, length, flags=flags)
             self.model[offset:end] = bytes(length)
         elif kind == 'extents':
             self.require_extents(session, offset, length,
                                  rng.choice([0, nbd.ONE]))
         else:
-            volumes.ask(session, nbd.FLUSH if kind == 'flush' else nbd.CACHE,
-                        *((0, 0) if kind == 'flush' else (offset, length)))
+            volume_tools.ask(session,
+                             nbd.FLUSH if kind == 'flush' else nbd.CACHE,
+                             *
+                             ((0, 0) if kind == 'flush' else (offset, length)))
 
     def require_extents(self, session, offset, length, flags=0):
-        found = volumes.ask(session, nbd.STATUS, offset, length, flags=flags)
+        found = volume_tools.ask(session, nbd.STATUS, offset, length,
+                                 flags=flags)
         assert flags == 0 or len(found) == 1
         at = offset
         for count, status in found:
@@ -273,8 +278,8 @@ def test_overlapping_writes_at_once(server):
         rng = random.Random(seed)
         with server.session() as session:
             for _ in range(rounds):
-                volumes.write(session, 12_345, bytes([rng.randrange(256)])
-                              * length)
+                volume_tools.write(session, 12_345, bytes([rng.randrange(256)])
+                                   * length)
                 found = session.read(12_345, length)
                 if found != found[:1] * length:
                     wrong.append(seed)
@@ -321,7 +326,7 @@ def test_killed(server, seed):
             for _ in range(rng.randrange(1, 40)):
                 writing(session, rng.randrange(64))
                 session.reply({1: 0})
-            volumes.ask(session, nbd.FLUSH)
+            volume_tools.ask(session, nbd.FLUSH)
             for states in history:
                 del states[:-1]
             if rng.random() < 0.5:
@@ -342,12 +347,12 @@ def test_killed(server, seed):
 def test_fua_and_flush_are_counted(server):
     with server.session() as session:
         before = server.number('flushes')
-        volumes.write(session, 0, b'x', volumes.FUA)
-        volumes.ask(session, nbd.TRIM, 0, 1, flags=volumes.FUA)
-        volumes.ask(session, nbd.ZEROES, 0, 1, flags=volumes.FUA)
-        volumes.ask(session, nbd.FLUSH)
+        volume_tools.write(session, 0, b'x', volume_tools.FUA)
+        volume_tools.ask(session, nbd.TRIM, 0, 1, flags=volume_tools.FUA)
+        volume_tools.ask(session, nbd.ZEROES, 0, 1, flags=volume_tools.FUA)
+        volume_tools.ask(session, nbd.FLUSH)
         assert server.number('flushes') == before + 4
-        volumes.write(session, 0, b'x')
+        volume_tools.write(session, 0, b'x')
         assert server.number('flushes') == before + 4
 
 
@@ -355,7 +360,7 @@ def test_a_checkpoint_when_idle(server):
     """Not before: a write does not count as one of long ago."""
     with server.session() as session:
         began = time.monotonic()
-        volumes.write(session, 0, b'x' * 10_000)
+        volume_tools.write(session, 0, b'x' * 10_000)
         repositories.eventually(
             lambda: not server.number('journal_records'))
         assert time.monotonic() - began >= IDLE
@@ -366,7 +371,7 @@ def test_a_checkpoint_when_idle(server):
 def test_the_last_checkpoint(server):
     """A client that stays connected does not keep the server from ending."""
     with server.session() as session:
-        volumes.write(session, 0, b'x' * 10_000)
+        volume_tools.write(session, 0, b'x' * 10_000)
         server.stop()
     directory = server.repository / 'volumes/disk'
     assert not (directory / 'control').exists()
@@ -443,11 +448,11 @@ def test_blocks_are_shared_with_images(repository, tmp_path):
     with repositories.open_repository(
             repository, filter_dir=str(tmp_path / 'elsewhere')) as repo:
         repositories.put(repo, 'image', data)
-    volumes.create(repository, 'disk', SIZE)
-    with volumes.Server(repository, tmp_path) as server:
+    volume_tools.create(repository, 'disk', SIZE)
+    with volume_tools.Server(repository, tmp_path) as server:
         server.start()
         with server.session() as session:
-            volumes.write(session, MIB, data)
+            volume_tools.write(session, MIB, data)
             server.control.checkpoint()
             found = server.control.status()
             assert found['unique'] == '0'
@@ -464,9 +469,9 @@ def test_what_is_refused(server):
                         nbd.STATUS):
             for offset, length in ((SIZE, 1), (SIZE - 1, 2), (1 << 63, 1)):
                 error, _ = session.answer(command, offset, length)
-                assert error in (nbd.EINVAL, volumes.ENOSPC), command
+                assert error in (nbd.EINVAL, volume_tools.ENOSPC), command
         error, _ = session.answer(nbd.WRITE, SIZE - 1, 2, data=b'xy')
-        assert error in (nbd.EINVAL, volumes.ENOSPC)
+        assert error in (nbd.EINVAL, volume_tools.ENOSPC)
         assert session.read(SIZE - 1, 1) == b'\0'
 
 
@@ -484,7 +489,7 @@ def test_garbage(server):
             session.send(rng.randbytes(n))
     with server.session() as session:
         assert len(session.read(0, SIZE)) == SIZE
-        volumes.write(session, 0, b'still')
+        volume_tools.write(session, 0, b'still')
         assert session.read(0, 5) == b'still'
 
 
@@ -514,13 +519,13 @@ def test_a_second_owner(server, tmp_path):
         text=True, timeout=60)
     assert done.returncode == 1 and 'disk' in done.stderr, done.stderr
     with server.session() as session:
-        volumes.write(session, 0, b'still')
+        volume_tools.write(session, 0, b'still')
 
 
 def test_the_socket(server, tmp_path):
     """It has its mode; a dead one is replaced, and nothing else is."""
     assert server.socket.stat().st_mode & 0o777 == 0o600
-    volumes.create(server.repository, 'other', SIZE)
+    volume_tools.create(server.repository, 'other', SIZE)
     status, text = command(server.repository, 'other', '--nbd-socket',
                            server.socket)
     assert status == 11 and 'another process serves' in text
@@ -536,7 +541,7 @@ def test_the_socket(server, tmp_path):
 
 
 def test_what_the_command_refuses(repository, tmp_path):
-    volumes.create(repository, 'disk', SIZE)
+    volume_tools.create(repository, 'disk', SIZE)
     sock = tmp_path / 'sock'
     for arguments, words in [
             (['none', '--nbd-socket', sock], 'there is no volume none in'),
@@ -672,17 +677,18 @@ volumeserve._listen = listen
 
 def test_a_thread_that_closes_a_file_late(repository, tmp_path):
     """It does not close the socket that nbdkit inherits."""
-    volumes.create(repository, 'disk', SIZE)
-    with volumes.Server(repository, tmp_path, before=_CLOSES_LATE) as server:
+    volume_tools.create(repository, 'disk', SIZE)
+    with volume_tools.Server(repository, tmp_path,
+                             before=_CLOSES_LATE) as server:
         assert server.start().session().read(0, 10) == bytes(10)
 
 
 @pytest.mark.needs('nbd')
 def test_strangers_who_are_silent(repository, tmp_path):
     """They keep no other host out, and are hung up on."""
-    volumes.create(repository, 'disk', SIZE)
+    volume_tools.create(repository, 'disk', SIZE)
     before = 'import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (256, 256))'
-    with (volumes.Server(repository, tmp_path, before=before) as server,
+    with (volume_tools.Server(repository, tmp_path, before=before) as server,
           contextlib.ExitStack() as stack):
         port, pki = served_over_tcp(server.start(), tmp_path)
         strangers = []
@@ -765,8 +771,8 @@ def test_others_stay_when_a_client_hangs_up(server, magic):
 
 
 def test_too_many_connections(repository, tmp_path):
-    volumes.create(repository, 'disk', SIZE)
-    with (volumes.Server(repository, tmp_path) as server,
+    volume_tools.create(repository, 'disk', SIZE)
+    with (volume_tools.Server(repository, tmp_path) as server,
           contextlib.ExitStack() as stack):
         server.start('--threads', 1)
         sessions = [stack.enter_context(server.session())
@@ -793,7 +799,7 @@ def connects(server):
     ('1.33.10', 16), ('1.42.2', 16)])
 def test_a_version_that_aborts_gets_one_thread(repository, tmp_path, version,
                                                threads):
-    volumes.create(repository, 'disk', SIZE)
+    volume_tools.create(repository, 'disk', SIZE)
     program = tmp_path / 'bin' / 'nbdkit'
     program.parent.mkdir()
     program.write_text('#!/bin/sh\nif [ "$1" = --dump-config ]; then\n'
@@ -816,17 +822,17 @@ def test_without_room(tmp_path):
     """ENOSPC reaches the client; deleting and collecting make room again."""
     filters = {'filter_dir': str(tmp_path / 'filter')}
     with disks.mounted(tmp_path, 'ext4') as root:
-        repository = volumes.create_repository(root / 'repository')
+        repository = volume_tools.create_repository(root / 'repository')
         with repositories.open_repository(repository, **filters) as repo:
             repositories.put(repo, 'image', repositories.noise(12 * MIB, 1))
             collect(repo)
-        volumes.create(repository, 'disk', 256 * MIB, 4 * MIB)
-        with volumes.Server(repository, tmp_path) as server:
+        volume_tools.create(repository, 'disk', 256 * MIB, 4 * MIB)
+        with volume_tools.Server(repository, tmp_path) as server:
             server.start()
             with server.session() as session:
-                volumes.write(session, 0, repositories.noise(2 * MIB, 2))
+                volume_tools.write(session, 0, repositories.noise(2 * MIB, 2))
                 server.control.checkpoint()
-                volumes.write(session, MIB, repositories.noise(MIB, 3))
+                volume_tools.write(session, MIB, repositories.noise(MIB, 3))
                 disks.fill_bytes(root)
                 at = 2 * MIB
                 error = 0
@@ -835,7 +841,7 @@ def test_without_room(tmp_path):
                         nbd.WRITE, at, 65536,
                         data=repositories.noise(65536, at))
                     at += 65536
-                assert error == volumes.ENOSPC
+                assert error == volume_tools.ENOSPC
                 with pytest.raises(exceptions.NoSpaceError):
                     server.control.checkpoint()
                 assert session.read(0, 2 * MIB) == (
@@ -847,7 +853,8 @@ def test_without_room(tmp_path):
                         repository, **filters) as repo:
                     repo.delete('image')
                     collect(repo)
-                volumes.write(session, 8 * MIB, b'x' * 4096, volumes.FUA)
+                volume_tools.write(session, 8 * MIB, b'x' * 4096,
+                                   volume_tools.FUA)
                 server.control.checkpoint()
                 assert session.read(8 * MIB, 4096) == b'x' * 4096
             server.stop()

@@ -13,7 +13,7 @@ import pytest
 from tests import needs
 from tests.support import qmp
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 from tests.support import writing_guest
 
 MIB = 1 << 20
@@ -30,9 +30,9 @@ def system(tmp_path_factory):
 
 @pytest.fixture
 def server(tmp_path):
-    repository = volumes.create_repository(tmp_path / 'repository')
+    repository = volume_tools.create_repository(tmp_path / 'repository')
     writing_guest.clone_formatted(repository, tmp_path, 'ext4', SIZE)
-    with volumes.Server(repository, tmp_path) as found:
+    with volume_tools.Server(repository, tmp_path) as found:
         yield found.start()
 
 

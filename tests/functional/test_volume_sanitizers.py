@@ -20,7 +20,7 @@ from tests.support import daemons
 from tests.support import native
 from tests.support import nbd
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 MIB = 1 << 20
 SIZE = 6 * MIB
@@ -33,8 +33,8 @@ pytest_plugins = ['tests.support.object_fixtures']
 # In place of nbdkit's own plugin, with the sanitizer's runtime for nbdkit
 # alone.
 BEFORE = '''
-import os
 from glance_dedup.cli import volumeserve
+import os
 volumeserve.PLUGIN = {plugin!r}
 os.environ['LD_PRELOAD'] = {runtime!r}
 '''
@@ -69,8 +69,8 @@ def environment(plugin):
 @pytest.mark.timeout(900)
 def test_all_at_once(plugin, tmp_path):
     """Writers, checkpoints, snapshots, resizes and the end, at once."""
-    repository = volumes.create_repository(tmp_path / 'repository')
-    volumes.create(repository, 'disk', SIZE)
+    repository = volume_tools.create_repository(tmp_path / 'repository')
+    volume_tools.create(repository, 'disk', SIZE)
     ended = threading.Event()
     failed = []
 
@@ -84,7 +84,7 @@ def test_all_at_once(plugin, tmp_path):
                     failed.append(e)
         return threading.Thread(target=run)
 
-    with volumes.Server(
+    with volume_tools.Server(
             repository, tmp_path, **environment(plugin)) as server:
         server.start()
         sessions = [server.session() for _ in range(3)]
@@ -139,7 +139,7 @@ def test_cold_groups(plugin, tmp_path, server, proxy, faults):
     with cold.open() as repo, repo.open_image('one') as image:
         openvolumes.create(repo, 'disk', image=image, part_size=MIB)
     assert cold.cool() == 2
-    with daemons.Daemon(cold.path) as daemon, volumes.Server(
+    with daemons.Daemon(cold.path) as daemon, volume_tools.Server(
             cold.path, tmp_path, **environment(plugin),
             GLANCE_DEDUP_SOCKET=daemon.socket) as disk:
         daemon.start()
@@ -173,8 +173,8 @@ def test_cold_groups(plugin, tmp_path, server, proxy, faults):
 def requests(session, rng):
     offset = rng.randrange(SIZE - 100_000)
     length = rng.randrange(1, 100_000)
-    volumes.write(session, offset, rng.randbytes(length),
-                  rng.choice([0, 0, volumes.FUA]))
+    volume_tools.write(session, offset, rng.randbytes(length),
+                       rng.choice([0, 0, volume_tools.FUA]))
     session.read(*rng.choice([(offset, length), (0, 100_000)]))
-    volumes.ask(session, rng.choice([nbd.TRIM, nbd.ZEROES, nbd.CACHE,
-                                     nbd.STATUS]), offset, length)
+    volume_tools.ask(session, rng.choice([nbd.TRIM, nbd.ZEROES, nbd.CACHE,
+                                          nbd.STATUS]), offset, length)

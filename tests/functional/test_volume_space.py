@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import daemons
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 MIB = 1 << 20
 
@@ -37,21 +37,21 @@ def test_overwritten(tmp_path, size, times, waits):
     :param waits: for collections after each turn, by a daemon that looks more
         often: a small volume is written several times in five seconds
     """
-    repository = volumes.create_repository(tmp_path / 'repository')
-    volumes.create(repository, 'disk', size, 64 * MIB)
+    repository = volume_tools.create_repository(tmp_path / 'repository')
+    volume_tools.create(repository, 'disk', size, 64 * MIB)
     rng = random.Random(size)
     most = 0
     with (daemons.Daemon(
             repository, collect_interval=3600,
             collect_volumes_mib=size // MIB // 4) as daemon,
-          volumes.Server(repository, tmp_path) as server):
+          volume_tools.Server(repository, tmp_path) as server):
         if waits:
             daemon.program = daemons.impatient(LOOK_INTERVAL=0.5)
         daemon.start().wait_for_catalog()
         with server.start().session() as session:
             for turn in range(times):
                 for offset in range(0, size, MIB):
-                    volumes.write(session, offset, rng.randbytes(MIB))
+                    volume_tools.write(session, offset, rng.randbytes(MIB))
                     if offset % (32 * MIB) == 0:
                         most = max(most, used(repository))
                 if waits:

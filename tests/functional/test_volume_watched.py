@@ -7,7 +7,7 @@ import pytest
 from dedupd.status import volume_stats
 from tests.support import daemons
 from tests.support import repositories
-from tests.support import volumes
+from tests.support import volume_tools
 
 pytestmark = pytest.mark.needs('nbdkit')
 
@@ -17,9 +17,9 @@ WARNING = 'no process maintains'
 
 @pytest.fixture
 def server(tmp_path):
-    path = volumes.create_repository(tmp_path / 'repository')
-    volumes.create(path, 'disk', 4 * MIB)
-    with volumes.Server(path, tmp_path) as found:
+    path = volume_tools.create_repository(tmp_path / 'repository')
+    volume_tools.create(path, 'disk', 4 * MIB)
+    with volume_tools.Server(path, tmp_path) as found:
         yield found
 
 
@@ -36,7 +36,7 @@ def test_figures_of_now(server):
         server.start()
         assert WARNING not in server.text()
         with server.session() as session:
-            volumes.write(session, 0, b'x' * 1000)
+            volume_tools.write(session, 0, b'x' * 1000)
             session.read(0, 4096)
 
             def volume():

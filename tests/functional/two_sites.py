@@ -17,8 +17,8 @@ import time
 
 import yaml
 
-from tests.cloud import cloud as cloud_module
-from tests.cloud import glance as glance_module
+from tests.cloud import glance_service
+from tests.cloud import local_cloud
 from tests.functional import glance_server
 from tests.support import daemons
 from tests.support import documents
@@ -30,7 +30,7 @@ LIMIT = 120     # seconds
 MIB = 1 << 20
 
 
-class _Glance(glance_module._Server):
+class _Glance(glance_service._Server):
     """The other site's, which nobody may ask without a token."""
 
     def _wait(self):
@@ -160,7 +160,7 @@ class Sites:
         # Not pytest's own directory: a socket's path has to be short.
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix='sites-'))
         stack.callback(shutil.rmtree, self.directory)
-        self.cloud = cloud = cloud_module.Cloud(self.directory / 'home')
+        self.cloud = cloud = local_cloud.Cloud(self.directory / 'home')
         stack.callback(cloud.down)
         place = self.directory / 'away'
         place.mkdir()

@@ -18,7 +18,7 @@ import pytest
 
 from tests.install import test_ansible
 from tests.support import documents
-from tests.support import podman as podman_module
+from tests.support import podman_tool
 
 TOP = documents.TOP
 PAGE = documents.SOURCE / 'install' / 'containers.rst'
@@ -74,7 +74,7 @@ def podman(tmp_path_factory):
     run('bash', '-c', INSTALL, 'tools/container')
     directory = tmp_path_factory.mktemp('podman')
     (directory / 'root').mkdir()
-    with contextlib.closing(podman_module.Podman(directory)) as podman:
+    with contextlib.closing(podman_tool.Podman(directory)) as podman:
         if reason := podman.why_not(directory / 'root'):
             pytest.skip(f'podman starts no container here: {reason}')
         yield podman

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from tests.sharedfs import kinds
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def alone(shared):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise shared_module.SharedError(
+            raise shared_fs.SharedError(
                 f'Another tools/shared is at work in {shared.directory}.\n'
                 'What to do: wait for it, or end it, and start again.')
         yield
@@ -94,12 +94,12 @@ def main():
     signal.signal(signal.SIGHUP, end)
     try:
         kind = (getattr(args, 'kind', None)
-                or shared_module.kind_in(args.directory))
+                or shared_fs.kind_in(args.directory))
         if kind is None:
             say(f'there is no shared file system in {args.directory}')
             return 0 if args.function is down else 1
-        shared = shared_module.Shared(kind, kinds.KINDS[kind], args.directory,
-                                      say)
+        shared = shared_fs.Shared(kind, kinds.KINDS[kind], args.directory,
+                                  say)
         if args.function is status:
             return status(shared)
         if args.function is run:
@@ -110,7 +110,7 @@ def main():
         say('interrupted. What was up stays so: tools/shared up goes on, '
             'tools/shared down ends and removes all.')
         return 130
-    except (shared_module.SharedError, OSError) as exc:
+    except (shared_fs.SharedError, OSError) as exc:
         print(f'tools/shared: FAILED: {exc}', file=sys.stderr)
         return 2
 

@@ -9,7 +9,7 @@ blocks in a file (bluestore).
 import uuid
 
 from tests.sharedfs import distant
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 FILE_SYSTEM = 'shared'
 #: Bytes of the file that is the object server's disk; it is sparse.
@@ -48,7 +48,7 @@ osd data = {directory}/var/osd/data
 """
 
 
-class _Server(shared_module.Server):
+class _Server(shared_fs.Server):
     """One of Ceph's daemons.
 
     :cvar program: what it is and its package
@@ -86,11 +86,11 @@ class Monitor(_Server):
         (self.shared.directory / 'run').mkdir()
         fsid = uuid.uuid4()
         self.configuration.write_text(_CONF.format(
-            fsid=fsid, address=shared_module.ADDRESS, disk=DISK,
+            fsid=fsid, address=shared_fs.ADDRESS, disk=DISK,
             directory=self.shared.directory))
         places = self.directory / 'map'
         self.ask(self.find('monmaptool', 'ceph-common'), '--create', '--fsid',
-                 fsid, '--add', self.identity, shared_module.ADDRESS, places)
+                 fsid, '--add', self.identity, shared_fs.ADDRESS, places)
         (self.directory / 'data').mkdir()
         self.ask(*self.command('ceph-mon', '--mkfs', '--id', self.identity,
                                '--monmap', places))
@@ -156,7 +156,7 @@ class Metadata(_Server):
 SERVERS = (Monitor, Manager, Objects, Metadata)
 
 
-class Mount(_Server, shared_module.Mount):
+class Mount(_Server, shared_fs.Mount):
 
     def launch(self):
         self.spawn([*self.shared.enter(), *self.command(
@@ -171,13 +171,13 @@ class KernelMount(distant.Mount):
     # Without the helper of ceph-common, which wants a key.
     options = ('-i', '-t', 'ceph', '-o',
                'name=guest,noshare,ms_mode=legacy',
-               f'{shared_module.ADDRESS}:6789:/')
+               f'{shared_fs.ADDRESS}:6789:/')
 
 
 def make(shared):
-    return [shared_module.Network(shared),
+    return [shared_fs.Network(shared),
             *(server(shared) for server in SERVERS),
-            *(Mount(shared, name) for name in shared_module.HOSTS)]
+            *(Mount(shared, name) for name in shared_fs.HOSTS)]
 
 
 def make_kernel(shared):

@@ -17,9 +17,9 @@ import subprocess
 import sys
 import time
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 from tests.sharedfs import guest
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 # A host's life: its name, its link, the addresses of that and of this machine,
 # and the mount command.
@@ -36,7 +36,7 @@ exec sleep infinity
 """
 
 
-class Mount(shared_module.Mount):
+class Mount(shared_fs.Mount):
     """A host in the guest: its process is what keeps its network.
 
     A file system's class has `options`, which are those of ``mount`` up to the
@@ -48,26 +48,26 @@ class Mount(shared_module.Mount):
 
     @property
     def _link(self):
-        return f'vec{shared_module.HOSTS.index(self.name)}'
+        return f'vec{shared_fs.HOSTS.index(self.name)}'
 
     def launch(self):
         # The server knows hosts by name. One that comes back is another: what
         # the kernel has of the dead one may still speak for that.
-        number = shared_module.HOSTS.index(self.name)
+        number = shared_fs.HOSTS.index(self.name)
         self.spawn(['unshare', '--net', '--uts', 'sh', '-ec', _HOST,
                     f'{self.name}-{time.monotonic_ns()}', self._link,
                     guest.address(number, 2), guest.address(number, 1),
                     'mount', *self.options, self.root])
 
     def stop(self):
-        if shared_module.mounts_at(self.root):
+        if shared_fs.mounts_at(self.root):
             self.ask('umount', self.root)
         self._take_link()
-        service.Service.stop(self)
+        cloud_service.Service.stop(self)
 
     def _take_link(self):
         """Back to the guest's own network, where it has no address."""
-        with contextlib.suppress(shared_module.SharedError, IndexError):
+        with contextlib.suppress(shared_fs.SharedError, IndexError):
             self.ask(
                 'nsenter', f'--net=/proc/{self.processes[0].pid}/ns/net', 'ip',
                 'link', 'set', self._link, 'netns', '1')
@@ -77,7 +77,7 @@ class Mount(shared_module.Mount):
 
     def die(self):
         self._take_link()
-        service.Service.kill(self)
+        cloud_service.Service.kill(self)
         # What waits for the server gets errors. An unmount that forces them
         # succeeds when nothing uses the mount any more.
         subprocess.Popen(
@@ -88,14 +88,14 @@ class Mount(shared_module.Mount):
 
     def kill(self):
         self.die()
-        deadline = time.monotonic() + shared_module.LIMIT
-        while shared_module.mounts_at(self.root):
+        deadline = time.monotonic() + shared_fs.LIMIT
+        while shared_fs.mounts_at(self.root):
             if time.monotonic() > deadline:
-                raise shared_module.still_mounted([self.root])
+                raise shared_fs.still_mounted([self.root])
             time.sleep(0.05)
 
 
-class DistantMount(shared_module.Mount):
+class DistantMount(shared_fs.Mount):
     """A mount in the guest, as this machine knows it."""
 
     @property
@@ -115,9 +115,9 @@ class DistantMount(shared_module.Mount):
         done = self.guest.call(
             [sys.executable, '-P', '-m', 'tests.sharedfs', 'up',
              self.shared.kind, '--directory', self.shared.directory],
-            service.START_TIMEOUT, capture_output=True, text=True)
+            cloud_service.START_TIMEOUT, capture_output=True, text=True)
         if done.returncode:
-            raise shared_module.SharedError(f'{done.stdout}{done.stderr}')
+            raise shared_fs.SharedError(f'{done.stdout}{done.stderr}')
 
     def answers(self):
         return self.guest.call(
@@ -143,7 +143,7 @@ def make(shared, mount, outer=(), inner=()):
     """
     if guest.inside():
         return [*(server(shared) for server in inner),
-                *(mount(shared, name) for name in shared_module.HOSTS)]
-    return [shared_module.Network(shared),
+                *(mount(shared, name) for name in shared_fs.HOSTS)]
+    return [shared_fs.Network(shared),
             *(server(shared) for server in outer), guest.Guest(shared),
-            *(DistantMount(shared, name) for name in shared_module.HOSTS)]
+            *(DistantMount(shared, name) for name in shared_fs.HOSTS)]

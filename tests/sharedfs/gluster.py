@@ -2,7 +2,7 @@
 
 """GlusterFS: a volume of one brick, as its daemon makes it."""
 
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 VOLUME = 'shared'
 #: Of the volume: the client's caches off; a link takes no attribute.
@@ -28,7 +28,7 @@ exec glusterd --no-daemon --log-file /var/log/glusterfs/glusterd.log
 """
 
 
-class Daemon(shared_module.Server):
+class Daemon(shared_fs.Server):
     name = 'glusterd'
     title = 'GlusterFS'
 
@@ -53,7 +53,7 @@ class Daemon(shared_module.Server):
 
     def furnish(self):
         self.gluster('volume', 'create', VOLUME,
-                     f'{shared_module.ADDRESS}:{self.directory}/brick',
+                     f'{shared_fs.ADDRESS}:{self.directory}/brick',
                      'force')
         for name, value in VOLUME_OPTIONS.items():
             self.gluster('volume', 'set', VOLUME, name, value)
@@ -64,12 +64,12 @@ class Daemon(shared_module.Server):
             self.gluster('volume', 'start', VOLUME)
 
 
-class Mount(shared_module.Mount):
+class Mount(shared_fs.Mount):
 
     def launch(self):
         self.spawn([
             *self.shared.enter(), self.find('glusterfs', 'glusterfs-client'),
-            '--no-daemon', f'--volfile-server={shared_module.ADDRESS}',
+            '--no-daemon', f'--volfile-server={shared_fs.ADDRESS}',
             f'--volfile-id=/{VOLUME}', '--log-file', self.log.with_suffix(
                 '.gluster.log'), *(f'--{option}' for option in OPTIONS),
             self.root])
@@ -79,5 +79,5 @@ class Mount(shared_module.Mount):
 
 
 def make(shared):
-    return [shared_module.Network(shared), Daemon(shared),
-            *(Mount(shared, name) for name in shared_module.HOSTS)]
+    return [shared_fs.Network(shared), Daemon(shared),
+            *(Mount(shared, name) for name in shared_fs.HOSTS)]

@@ -23,7 +23,7 @@ import struct
 import subprocess
 import sys
 
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 #: In the guest, the directory of the file system that it belongs to.
 VARIABLE = 'GLANCE_DEDUP_GUEST'
@@ -31,7 +31,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 TOP = HERE.parents[1]
 MEMORY_MIB = 2048
 #: Links, by number: ``vecN`` in the guest.
-LINKS = (*shared_module.HOSTS, 'control')
+LINKS = (*shared_fs.HOSTS, 'control')
 PORT = 1024
 FRAME = struct.Struct('>I')
 _MODULES = '/usr/lib/uml/modules'
@@ -79,7 +79,7 @@ def address(number, end):
 
 # -- on this machine ----------------------------------------------------------
 
-class Guest(shared_module.Server):
+class Guest(shared_fs.Server):
     name = 'guest'
     title = 'the guest'
 
@@ -87,7 +87,7 @@ class Guest(shared_module.Server):
         ip = self.find('ip', 'iproute2')
         for number, link in enumerate(LINKS):
             # Of a guest that was killed.
-            with contextlib.suppress(shared_module.SharedError):
+            with contextlib.suppress(shared_fs.SharedError):
                 self.ask(ip, 'link', 'delete', link)
             for words in (f'tuntap add dev {link} mode tap',
                           f'address add {address(number, 1)}/24 dev {link}',
@@ -127,7 +127,7 @@ class Guest(shared_module.Server):
     def stop(self):
         self.kill()         # it has nothing to save
 
-    def call(self, command, limit=shared_module.LIMIT, cwd=TOP, **options):
+    def call(self, command, limit=shared_fs.LIMIT, cwd=TOP, **options):
         """Run a command in the guest, as subprocess.run does."""
         return subprocess.run(
             [*self.shared.enter(), sys.executable, '-P', '-m',
@@ -141,7 +141,7 @@ def _received(sock, length):
     while len(data) < length:
         piece = sock.recv(length - len(data))
         if not piece:
-            raise shared_module.SharedError('the guest has ended')
+            raise shared_fs.SharedError('the guest has ended')
         data += piece
     return data
 
@@ -149,7 +149,7 @@ def _received(sock, length):
 def ask(cwd, *command):
     """Have the guest run a command, and print what it prints; its status."""
     place = address(len(LINKS) - 1, 2), PORT
-    with socket.create_connection(place, shared_module.LIMIT) as sock:
+    with socket.create_connection(place, shared_fs.LIMIT) as sock:
         sock.settimeout(None)
         sock.sendall(json.dumps([cwd, command]).encode() + b'\n')
         while True:

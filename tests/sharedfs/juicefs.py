@@ -5,7 +5,7 @@
 import pathlib
 import sys
 
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 #: Nothing of the file system's names and attributes is remembered.
 OPTIONS = ('--attr-cache', '0', '--entry-cache', '0', '--dir-entry-cache', '0',
@@ -20,7 +20,7 @@ def program():
     return pathlib.Path(sys.prefix) / 'bin' / 'juicefs'
 
 
-class Redis(shared_module.Server):
+class Redis(shared_fs.Server):
     name = 'redis'
     title = 'Redis'
 
@@ -48,7 +48,7 @@ class Redis(shared_module.Server):
                   'shared'])
 
 
-class Mount(shared_module.Mount):
+class Mount(shared_fs.Mount):
 
     def launch(self):
         self.spawn([
@@ -65,4 +65,4 @@ class Mount(shared_module.Mount):
 
 def make(shared):
     return [Redis(shared), *(Mount(shared, name)
-                             for name in shared_module.HOSTS)]
+                             for name in shared_fs.HOSTS)]

@@ -8,7 +8,7 @@ through this machine, which forwards between their links and the guest's own.
 
 from tests.sharedfs import distant
 from tests.sharedfs import guest
-from tests.sharedfs import shared as shared_module
+from tests.sharedfs import shared_fs
 
 #: Of a mount.
 OPTIONS = 'vers=4.2,proto=tcp,hard,local_lock=none'
@@ -40,7 +40,7 @@ exec rpc.mountd -F -N 2 -N 3
 """
 
 
-class Nfsd(shared_module.Server):
+class Nfsd(shared_fs.Server):
     """The server, which is part of the guest's kernel."""
 
     name = 'nfsd'

@@ -10,8 +10,8 @@ import tempfile
 
 import pytest
 
-from tests.cloud import process as process_module
-from tests.sharedfs import shared as shared_module
+from tests.cloud import live_process
+from tests.sharedfs import shared_fs
 from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -30,9 +30,9 @@ def place():
     with tempfile.TemporaryDirectory(prefix='shared-') as parent:
         directory = pathlib.Path(parent, 'fs')
         yield directory
-        for process in process_module.marked(directory):
+        for process in live_process.marked(directory):
             process.kill()
-        for path in shared_module.mounts():
+        for path in shared_fs.mounts():
             if pathlib.Path(path).is_relative_to(directory):
                 subprocess.run(['umount', '--lazy', path], timeout=60,
                                check=True)
@@ -48,9 +48,9 @@ def tool(*words, status=0):
 
 
 def nothing_is_left(directory):
-    return (not directory.exists() and not process_module.marked(directory)
+    return (not directory.exists() and not live_process.marked(directory)
             and not any(pathlib.Path(path).is_relative_to(directory)
-                        for path in shared_module.mounts()))
+                        for path in shared_fs.mounts()))
 
 
 @pytest.mark.parametrize('kind', [
@@ -71,7 +71,7 @@ def test_life(place, kind):
     assert set(re.findall(r'^(?!service)\S+ +(\S+)', shown, re.M)) == {'up'}
 
     pid = int(re.search(r'^two +up +(\d+)', shown, re.M)[1])
-    for process in process_module.marked(place):
+    for process in live_process.marked(place):
         if process.session() == pid:
             process.kill()
     # The mount leads nowhere.
@@ -103,7 +103,7 @@ def test_life_of_nfs(place):
     assert 'runs already' in tool('up', 'nfs', '--directory', place)
     pid = int(re.search(r'^guest +up +(\d+)', tool(
         'status', '--directory', place), re.M)[1])
-    for process in process_module.marked(place):
+    for process in live_process.marked(place):
         if process.session() == pid:
             process.kill()
     assert re.search(r'^guest +down', tool(
@@ -131,12 +131,12 @@ def test_killed_up(place):
 INTERRUPTED = """
 import os, signal
 from tests.sharedfs import __main__ as tool
-from tests.sharedfs import shared
+from tests.sharedfs import shared_fs
 
 def answers(self):
     os.kill(os.getpid(), signal.SIGINT)
 
-shared.Mount.answers = answers
+shared_fs.Mount.answers = answers
 raise SystemExit(tool.main())
 """
 

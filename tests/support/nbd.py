@@ -17,7 +17,7 @@ import threading
 import time
 
 from tests.cloud import boot
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.support import cache_harness
 from tests.support import certificates
 from tests.support import daemons
@@ -365,7 +365,7 @@ class Guest(Machine):
         subprocess.run(
             ['qemu-img', 'create', '-q', '-f', 'qcow2', '-F', 'raw', '-b',
              str(image), str(overlay),
-             str(disk.images().raw.stat().st_size)],
+             str(disk_images.images().raw.stat().st_size)],
             check=True, timeout=LIMIT)
         super().__init__(
             ['qemu-system-x86_64', '-machine', 'pc,accel=tcg', '-m', '128',

@@ -15,7 +15,7 @@ import tempfile
 import time
 
 from glance_dedup.repository import openvolumes
-from tests.cloud import disk
+from tests.cloud import disk_images
 from tests.support import nbd
 from tests.support import repositories
 
@@ -147,7 +147,7 @@ def build(place):
     """The files of a kernel and an initramfs, made below a directory."""
     kernel, initramfs = place / 'vmlinuz', place / 'initramfs'
     nbd.need('cpio')
-    packages = disk.images().raw.parent.glob('*.deb')
+    packages = disk_images.images().raw.parent.glob('*.deb')
     with tempfile.TemporaryDirectory(dir=place) as directory:
         tree = pathlib.Path(directory, 'packages')
         root = pathlib.Path(directory, 'root')

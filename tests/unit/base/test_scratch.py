@@ -10,7 +10,7 @@ from glance_dedup.base import scratch
 from glance_dedup.check import catalog_copy
 from glance_dedup.check import checker
 from tests.support import repositories
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +107,8 @@ def test_no_locks(place, monkeypatch):
 
 def test_killed_check_leaves_its_copy_only_until_the_next(
         place, tmp_path, monkeypatch):
-    repository = writer.Repository(tmp_path / 'repository')
-    writer.Catalog(repository).save()
+    repository = format_writer.Repository(tmp_path / 'repository')
+    format_writer.Catalog(repository).save()
 
     def killed():
         catalog_copy.Copy.open = lambda self: os._exit(9)

@@ -6,7 +6,7 @@ import pytest
 
 from glance_dedup.check import checker
 from glance_dedup.check import files
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 DAMAGE, NOTE = checker.DAMAGE, checker.NOTE
 
@@ -17,7 +17,7 @@ def block(number, size=512):
 
 def noise(number, size=512):
     """Bytes that do not compress; the same for the same number."""
-    return b''.join(writer.sha256(b'%d %d' % (number, i))
+    return b''.join(format_writer.sha256(b'%d %d' % (number, i))
                     for i in range(size // 32))
 
 
@@ -28,18 +28,19 @@ def no_pause(monkeypatch):
 
 @pytest.fixture
 def repository(tmp_path):
-    return writer.Repository(tmp_path / 'repository')
+    return format_writer.Repository(tmp_path / 'repository')
 
 
 @pytest.fixture
 def group(repository):
     """A group with a segment of each codec and garbage between two."""
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     group.append([noise(i) for i in range(3)])
     group.publish()
-    group.append([block(i) for i in range(4)], writer.LZ4)
+    group.append([block(i) for i in range(4)], format_writer.LZ4)
     group.garbage(b'garbage')
-    group.append([block(i) for i in range(4, 8)] + [b'short'], writer.ZSTD)
+    group.append([block(i) for i in range(4, 8)] + [b'short'],
+                 format_writer.ZSTD)
     group.publish()
     group.save()
     return group

@@ -26,7 +26,7 @@ from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import put
 from tests.unit.check import fixtures
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
@@ -41,7 +41,7 @@ def noise(number, size=512):
 
 @pytest.fixture
 def group(repository):
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     for first in (0, 4, 8):
         group.append([noise(first + i) for i in range(4)])
         group.publish()
@@ -62,7 +62,7 @@ def image(repository, pieces):
 @pytest.fixture
 def catalog(repository, image, group, pieces):
     """It has counted the image; not saved yet."""
-    catalog = writer.Catalog(repository)
+    catalog = format_writer.Catalog(repository)
     catalog.count('one', pieces)
     catalog.index(group)
     catalog.groups[1] = {'judged': 12}
@@ -209,7 +209,7 @@ def test_no_fence(repository, catalog):
 def test_fence_of_another_catalog(repository, catalog):
     """Its making was killed right before the end."""
     catalog.save()
-    writer.Catalog(repository, 'another').save_fence(99)
+    format_writer.Catalog(repository, 'another').save_fence(99)
     one(repository, NOTE, 'no fence')
 
 
@@ -329,7 +329,7 @@ def test_image_that_was_not_counted(repository, catalog, group):
     catalog.save()
     one(repository, DAMAGE, 'not counted', file='images/two')
     os.link(image, repository.path / 'spool' / (
-        'T-' + writer.some_id('upload of two').hex()))
+        'T-' + format_writer.some_id('upload of two').hex()))
     no_findings(repository)
 
 
@@ -340,11 +340,11 @@ def test_batches_lost_in_the_middle(repository, catalog, group):
     """
     catalog.count('two', [(group, 2, 3)])
     repository.image('two', [(group, 2, 3)])
-    catalog.meta = {'ledger': f'{writer.together(catalog.ledger):032x}'}
+    catalog.meta = {'ledger': f'{format_writer.together(catalog.ledger):032x}'}
     catalog.save()
     no_findings(repository)
     shutil.rmtree(repository.path / 'catalog')
-    del catalog.ledger[writer.some_id('upload of one')]
+    del catalog.ledger[format_writer.some_id('upload of one')]
     catalog.counts.clear()
     catalog.save()
     one(repository, NOTE, 'lost accounting steps', 'rebuilds it')
@@ -406,7 +406,7 @@ def test_left_over_exchange(repository, image):
     {'size': 1}, {'blocks': 13}, {'project': 'x'}, {'created': 1},
     {'upload_id': '0' * 32}, {'more': 1}], ids=str)
 def test_other_figures_than_the_recipe(repository, catalog, facts):
-    transaction = writer.some_id('upload of one')
+    transaction = format_writer.some_id('upload of one')
     catalog.ledger[transaction].update(facts)
     catalog.save()
     one(repository, DAMAGE, 'figures', 'images/one')
@@ -414,7 +414,7 @@ def test_other_figures_than_the_recipe(repository, catalog, facts):
 
 def test_transaction_id_used_twice(repository, catalog, group, image):
     path = repository.image('two', [(group, 0, 5), (group, 3, 9)],
-                            transaction=writer.some_id('upload of one'))
+                            transaction=format_writer.some_id('upload of one'))
     catalog.save()
     assert 'transaction id' in [
         f.sentence for f in findings(repository) if f.file == 'images/two'
@@ -458,7 +458,7 @@ def test_file_of_an_image(repository, catalog, inode, modified, upload,
     file = os.stat(repository.path / 'images' / 'one')
     catalog.more[b'ione'] = struct.pack(
         '<QQ16s', file.st_ino + inode, file.st_mtime_ns + modified,
-        writer.some_id(upload))
+        format_writer.some_id(upload))
     catalog.save()
     if wrong:
         one(repository, DAMAGE, 'another transaction id')
@@ -474,7 +474,7 @@ def test_file_of_an_image(repository, catalog, inode, modified, upload,
     (b'p\0\0\0\1', b''), (b'p\0\0\0\1', bytes(16)),
     (b'c\0\0\0\1\0', b'x'), (b'g\0\0\0\1', b'['), (b'g\0\0\0\1', b'9' * 5000),
     (b'i', bytes(32)), (b'i/', bytes(32)), (b'ione', bytes(31)),
-    (b'l' + writer.some_id('upload of one'), b'[' * 5000)], ids=str)
+    (b'l' + format_writer.some_id('upload of one'), b'[' * 5000)], ids=str)
 def test_strange_keys(repository, catalog, key, value):
     catalog.more[key] = value
     catalog.save()
@@ -636,7 +636,7 @@ def test_catalog_is_no_directory(repository, catalog):
 
 @pytest.fixture
 def spares(repository, group):
-    spares = writer.Spares(repository, 1)
+    spares = format_writer.Spares(repository, 1)
     spares.append([group.blocks[i] for i in (4, 7)])
     spares.publish()
     spares.save()
@@ -680,7 +680,7 @@ def test_a_damaged_spare_is_of_no_use(repository, image, group, spares):
 
 def test_a_spare_of_another_block(repository, image, group):
     """Its checksums are right, but its content is not of its fingerprint."""
-    spares = writer.Spares(repository, 1)
+    spares = format_writer.Spares(repository, 1)
     spares.append([group.blocks[5], group.blocks[7]], fingerprints=[
         group.fingerprint(4), group.fingerprint(7)])
     spares.publish()
@@ -725,8 +725,8 @@ def test_damaged_block_with_a_spare(repository, image, group, spares):
 
 def mark(group, slot):
     fields = bytearray(group.entries[slot][:52])
-    fields[51] = fields[51] & 0x1f | writer.DAMAGED << 5
-    group.entry(slot, bytes(fields), state=writer.DAMAGED)
+    fields[51] = fields[51] & 0x1f | format_writer.DAMAGED << 5
+    group.entry(slot, bytes(fields), state=format_writer.DAMAGED)
 
 
 def test_marked_block_with_a_spare(repository, image, group, spares):
@@ -755,11 +755,11 @@ def test_a_spare_of_a_weak_fingerprint(tmp_path, name, marked):
             return xxhash.xxh3_128_digest(data) + bytes(16)
         return hashlib.sha1(data).digest() + bytes(12)
 
-    repository = writer.Repository(
+    repository = format_writer.Repository(
         tmp_path / 'weak', fingerprint=name, verify='bytes')
-    group = writer.Group(repository, 1, compute=compute)
+    group = format_writer.Group(repository, 1, compute=compute)
     group.append([b'%d' % i * 512 for i in range(4)])
-    spares = writer.Spares(repository, 1, compute=compute)
+    spares = format_writer.Spares(repository, 1, compute=compute)
     spares.append([group.blocks[2]])
     for written in (group, spares):
         written.publish()
@@ -795,9 +795,9 @@ def test_spares_of_some_blocks_of_an_extent(
     two = repository.image('two', [(group, 3, 2)])
     data = bytearray(two.read_bytes())
     data[4096 + 8 + 32] ^= 1
-    data[8184:8192] = struct.pack('<Q', writer.xxh3(
+    data[8184:8192] = struct.pack('<Q', format_writer.xxh3(
         bytes(data[4096:8184]),
-        int.from_bytes(writer.some_id('upload of two')[:8], 'little')))
+        int.from_bytes(format_writer.some_id('upload of two')[:8], 'little')))
     two.write_bytes(data)
     assert checker.check(repository.path).damaged_images == ['two']
 
@@ -882,7 +882,7 @@ def in_parts(repository, group, pieces, ends, extents):
 
     :param extents: None: all
     """
-    catalog = writer.Catalog(repository)
+    catalog = format_writer.Catalog(repository)
     catalog.index(group)
     catalog.groups[1] = {'judged': 12}
     catalog.count('scattered', pieces)

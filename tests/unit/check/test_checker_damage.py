@@ -19,7 +19,7 @@ from tests.unit.check.fixtures import noise
 from tests.unit.check.fixtures import NOTE
 from tests.unit.check.fixtures import one_damage
 from tests.unit.check.fixtures import patch
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
@@ -83,11 +83,11 @@ def test_every_byte_of_a_group(repository, group, image, part):
 
 
 @pytest.mark.parametrize('state', [
-    writer.VOID, writer.FREED, writer.DAMAGED])
-@pytest.mark.parametrize('codec', [writer.NONE, writer.LZ4])
+    format_writer.VOID, format_writer.FREED, format_writer.DAMAGED])
+@pytest.mark.parametrize('codec', [format_writer.NONE, format_writer.LZ4])
 def test_segment_of_which_not_all_lives(repository, state, codec):
     """What is no more may have lost its bytes; nobody needs them."""
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     group.append([block(i) for i in range(4)], codec)
     group.append([block(i) for i in range(4, 8)], codec)
     fields = bytearray(group.entries[2][:52])
@@ -98,7 +98,7 @@ def test_segment_of_which_not_all_lives(repository, state, codec):
     repository.image('one', [(group, 0, 2), (group, 3, 5)])
     assert look(repository)[1].findings == []
     at = group.data_start
-    if codec == writer.NONE:
+    if codec == format_writer.NONE:
         patch(path, at + 32 + 2 * 512 + 7, b'!')
         note, = look(repository, NOTE)[0]
         assert not look(repository)[0]
@@ -120,8 +120,8 @@ def test_segment_of_which_not_all_lives(repository, state, codec):
 
 def test_every_byte_behind_a_fingerprint_store(tmp_path):
     """Slots that leave a gap before the segments: bytes of no meaning."""
-    repository = writer.Repository(tmp_path / 'r', group_slots=80)
-    group = writer.Group(repository, 1)
+    repository = format_writer.Repository(tmp_path / 'r', group_slots=80)
+    group = format_writer.Group(repository, 1)
     group.append([block(0)])
     group.publish()
     path = group.save()
@@ -197,7 +197,7 @@ def test_zeroed_sectors(repository, group, image):
 # What is whole, but in the wrong place
 
 def test_swapped_groups(repository, group, image):
-    other = writer.Group(repository, 2)
+    other = format_writer.Group(repository, 2)
     other.append([block(30)])
     other.publish()
     other.save()
@@ -249,7 +249,7 @@ def test_older_copy_of_a_group(repository, group, image):
 
 def test_another_history_of_a_group(repository, group, image):
     """The same addresses hold other blocks, and all of it verifies."""
-    other = writer.Group(repository, 1)
+    other = format_writer.Group(repository, 1)
     other.append([noise(i) for i in range(100, 111)] + [b'other'])
     other.publish()
     other.save()
@@ -273,7 +273,7 @@ def test_swapped_records(repository, group, image):
 
 
 def test_files_of_another_repository(tmp_path, repository, group, image):
-    other = writer.Repository(tmp_path / 'other', name='other')
+    other = format_writer.Repository(tmp_path / 'other', name='other')
     shutil.copy(group.path, other.path / 'groups')
     shutil.copy(image, other.path / 'images')
     found, _ = look(other)

@@ -11,7 +11,7 @@ from tests.unit.check import fixtures
 from tests.unit.check.fixtures import look
 from tests.unit.check.fixtures import NOTE
 from tests.unit.check.fixtures import one_damage
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
@@ -19,7 +19,7 @@ repository = fixtures.repository
 
 def test_all_features(tmp_path):
     """They need not be used."""
-    repository = writer.Repository(
+    repository = format_writer.Repository(
         tmp_path / 'repository',
         features=('volumes', 'listed-segments', 'cold'))
     assert checker.check(repository.path).findings == []

@@ -13,7 +13,7 @@ from tests.unit.check.fixtures import block
 from tests.unit.check.fixtures import look
 from tests.unit.check.fixtures import noise
 from tests.unit.check.fixtures import one_damage
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
@@ -50,7 +50,7 @@ def test_image_deleted_and_collected(monkeypatch, repository, group, image):
     def act():
         image.unlink()
         for slot in range(12):
-            group.entry(slot, state=writer.FREED)
+            group.entry(slot, state=format_writer.FREED)
         group.data = bytes(len(group.data))
         group.save()
     done = hooked(monkeypatch, 'groups/00000001', act)
@@ -72,7 +72,7 @@ def test_blocks_freed_under_a_live_image(
         monkeypatch, repository, group, image):
     def act():
         for slot in range(12):
-            group.entry(slot, state=writer.FREED)
+            group.entry(slot, state=format_writer.FREED)
         group.save()
     hooked(monkeypatch, 'groups/00000001', act)
     one_damage(repository, 'images/one', 'one')
@@ -82,7 +82,7 @@ def test_blocks_freed_under_a_live_image(
 def test_image_replaced_by_merging(
         monkeypatch, repository, group, image, intact):
     def act():
-        other = writer.Group(repository, 2)
+        other = format_writer.Group(repository, 2)
         other.append([noise(50)])
         other.publish()
         if not intact:
@@ -131,7 +131,7 @@ def test_busy_repository(tmp_path, repository):
     failures = []
 
     def work(number):
-        group = writer.Group(repository, number)
+        group = format_writer.Group(repository, number)
         try:
             for i in range(64):
                 if stop.is_set():

@@ -23,7 +23,7 @@ from tests.unit.check.fixtures import look
 from tests.unit.check.fixtures import NOTE
 from tests.unit.check.fixtures import one_damage
 from tests.unit.check.fixtures import patch
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
@@ -106,9 +106,9 @@ def test_digests(tmp_path, name):
     def compute(data):
         return hashlib.new(name, data).digest()[:32].ljust(32, b'\0')
 
-    repository = writer.Repository(tmp_path / 'r', fingerprint=name)
-    group = writer.Group(repository, 1, compute=compute)
-    group.append([block(1), block(2)], writer.LZ4)
+    repository = format_writer.Repository(tmp_path / 'r', fingerprint=name)
+    group = format_writer.Group(repository, 1, compute=compute)
+    group.append([block(1), block(2)], format_writer.LZ4)
     group.publish()
     group.save()
     repository.image('one', [(group, 0, 2)])
@@ -122,9 +122,9 @@ def test_xxh3_128(tmp_path):
         number = xxhash.xxh3_128_intdigest(data)
         return number.to_bytes(16, 'big') + bytes(16)
 
-    repository = writer.Repository(
+    repository = format_writer.Repository(
         tmp_path / 'r', fingerprint='xxh3-128', verify='bytes')
-    group = writer.Group(repository, 1, compute=compute)
+    group = format_writer.Group(repository, 1, compute=compute)
     group.append([block(1), block(2)])
     group.publish()
     group.save()
@@ -148,7 +148,7 @@ def test_duplicates_are_counted(repository, monkeypatch):
     monkeypatch.setattr(space.Duplicates, 'RUN', 4)
     monkeypatch.setattr(space.Duplicates, 'PIECE', 16)
     for number in (1, 2, 3):
-        group = writer.Group(repository, number)
+        group = format_writer.Group(repository, number)
         group.append([block(i) for i in range(number * 3)])
         group.publish()
         group.save()
@@ -156,10 +156,10 @@ def test_duplicates_are_counted(repository, monkeypatch):
 
 
 def test_void_and_freed_slots(repository):
-    group = writer.Group(repository, 1)
-    group.append([block(i) for i in range(5)], writer.LZ4,
-                 states={0: writer.FREED, 3: writer.FREED})
-    group.entry(5, state=writer.VOID)
+    group = format_writer.Group(repository, 1)
+    group.append([block(i) for i in range(5)], format_writer.LZ4,
+                 states={0: format_writer.FREED, 3: format_writer.FREED})
+    group.entry(5, state=format_writer.VOID)
     group.next = 6
     group.append([block(6)])
     group.publish()
@@ -275,7 +275,7 @@ def test_quarantine_and_lock_content_are_notes(repository):
 def test_dead_spool_entries_are_notes(repository, group, image):
     spool = repository.path / 'spool'
     recipe = repository.recipe('two', [(group, 0, 1)])
-    transaction = writer.some_id('upload of two').hex()
+    transaction = format_writer.some_id('upload of two').hex()
     repository.write(spool / ('T-' + '0' * 32), b'')
     repository.write(spool / ('T-' + '1' * 32), bytes(8192))
     repository.write(spool / ('T-' + transaction), recipe)
@@ -300,12 +300,13 @@ def test_spool_in_use(repository, group, image):
 
 def test_committed_and_deleted_images_in_the_spool(repository, group, image):
     spool = repository.path / 'spool'
-    os.link(image, spool / ('T-' + writer.some_id('upload of one').hex()))
+    os.link(image,
+            spool / ('T-' + format_writer.some_id('upload of one').hex()))
     recipe = repository.recipe('two', [(group, 0, 12)])
     deleted = spool / ('D-' + '1' * 32)
     repository.write(deleted, recipe)
     os.link(deleted,
-            spool / ('T-' + writer.some_id('upload of two').hex()))
+            spool / ('T-' + format_writer.some_id('upload of two').hex()))
     assert look(repository)[1].findings == []
     patch(deleted, 4096 + 20, b'!')
     one_damage(repository, f'spool/{deleted.name}')

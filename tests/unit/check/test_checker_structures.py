@@ -14,7 +14,7 @@ from tests.unit.check.fixtures import noise
 from tests.unit.check.fixtures import NOTE
 from tests.unit.check.fixtures import one_damage
 from tests.unit.check.fixtures import patch
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
@@ -26,7 +26,7 @@ RECIPES = {
     'magic': {'magic': b'GDRECIPF'},
     'version': {'major': 2},
     'flags': {'flags': 1},
-    'another repository': {'repository_id': writer.some_id('x')},
+    'another repository': {'repository_id': format_writer.some_id('x')},
     'size': {'size': 1023},
     'huge size': {'size': 2**64 - 1},
     'zero bytes': {'zero_bytes': 1},
@@ -86,7 +86,7 @@ EXTENTS = {
 @pytest.mark.parametrize('change', EXTENTS.values(), ids=EXTENTS)
 def test_extent(repository, group, change):
     extent = {'length': 1024, 'group': 1, 'slot': 0, 'blocks': 2, 'kind': 1,
-              'digest': writer.xxh3(
+              'digest': format_writer.xxh3(
                   group.fingerprint(0) + group.fingerprint(1))}
     repository.image('one', [extent])
     assert look(repository)[1].ok
@@ -107,19 +107,19 @@ def test_page(repository, group, place, data):
     path = repository.image('one', [(group, 0, 1), (group, 1, 1)])
     patch(path, 4096 + place, data)
     page = path.read_bytes()[4096:8184]
-    seed = int.from_bytes(writer.some_id('upload of one')[:8], 'little')
-    patch(path, 8184, struct.pack('<Q', writer.xxh3(page, seed)))
+    seed = int.from_bytes(format_writer.some_id('upload of one')[:8], 'little')
+    patch(path, 8184, struct.pack('<Q', format_writer.xxh3(page, seed)))
     one_damage(repository, 'images/one', 'one')
 
 
 def sealed_group(repository, **change):
     """A group whose header is sealed, but has these bytes changed."""
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     header = bytearray(group.header[:504])
     for offset, data in change.items():
         offset = int(offset[1:])
         header[offset:offset + len(data)] = data
-    group.seed = writer.xxh3(bytes(header))
+    group.seed = format_writer.xxh3(bytes(header))
     group.header = bytes(header) + struct.pack('<Q', group.seed)
     group.append([block(0)])
     group.publish()
@@ -196,9 +196,9 @@ def test_entry(repository, group, image, change):
 
 def test_wrong_fingerprint(repository):
     """All checksums agree, and the recipe's digest; only it does not."""
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     group.append([block(0), block(1)], fingerprints=[
-        writer.sha256(block(0)), writer.sha256(block(2))])
+        format_writer.sha256(block(0)), format_writer.sha256(block(2))])
     group.publish()
     group.save()
     repository.image('one', [(group, 0, 1)])
@@ -209,7 +209,7 @@ def test_wrong_fingerprint(repository):
 
 
 def test_block_marked_as_damaged(repository, group, image):
-    entry_fields(group, 4, state=writer.DAMAGED)
+    entry_fields(group, 4, state=format_writer.DAMAGED)
     group.save()
     finding = one_damage(repository, 'images/one', 'one')
     assert 'slot 4 is marked as damaged' in finding.sentence
@@ -225,15 +225,15 @@ def test_blocks_moved_inside_a_segment(repository, group, image):
     """Two entries of a segment change places, sealed for their slots."""
     for slot, other in ((1, 2), (2, 1)):
         group.entry(slot, struct.pack(
-            '<32sQIQ', writer.sha256(noise(other)),
-            writer.xxh3(noise(other)), group.data_start,
+            '<32sQIQ', format_writer.sha256(noise(other)),
+            format_writer.xxh3(noise(other)), group.data_start,
             other * 512 | 512 << 20 | 1536 << 37 | 1 << 61))
     group.save()
     one_damage(repository, 'groups/00000001', 'one')
 
 
 def damaged_segment(repository, **arguments):
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     group.append([block(0), block(1)], **arguments)
     group.publish()
     group.save()
@@ -248,18 +248,18 @@ def test_segments_that_do_not_decode(repository):
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 30))
     unsized_bomb = frame.compress(bytes(1 << 24))
     for codec, stored, sentence in (
-            (writer.LZ4, b'\xff' * 100, 'do not decode'),
-            (writer.LZ4, b'\x10x', 'decodes to 1 bytes'),
-            (writer.ZSTD, b'nonsense', 'do not decode'),
-            (writer.ZSTD, b'', 'do not decode'),
-            (writer.ZSTD, without_size[:-1], 'do not decode'),
-            (writer.ZSTD, without_size + b'x', 'do not decode'),
-            (writer.ZSTD, bomb[:1000], 'decodes to 1073741824 bytes'),
-            (writer.ZSTD, unsized_bomb, 'do')):
+            (format_writer.LZ4, b'\xff' * 100, 'do not decode'),
+            (format_writer.LZ4, b'\x10x', 'decodes to 1 bytes'),
+            (format_writer.ZSTD, b'nonsense', 'do not decode'),
+            (format_writer.ZSTD, b'', 'do not decode'),
+            (format_writer.ZSTD, without_size[:-1], 'do not decode'),
+            (format_writer.ZSTD, without_size + b'x', 'do not decode'),
+            (format_writer.ZSTD, bomb[:1000], 'decodes to 1073741824 bytes'),
+            (format_writer.ZSTD, unsized_bomb, 'do')):
         finding = damaged_segment(repository, codec=codec, stored=stored)
         assert sentence in finding.sentence, stored
-    group = writer.Group(repository, 1)
-    group.append([block(0), block(1)], writer.ZSTD, stored=without_size)
+    group = format_writer.Group(repository, 1)
+    group.append([block(0), block(1)], format_writer.ZSTD, stored=without_size)
     group.publish()
     group.save()
     assert look(repository)[1].ok
@@ -270,12 +270,12 @@ def test_segments_that_do_not_decode(repository):
     (6, b'\xff\xff'), (8, b'\1'), (8, b'\xff\xff\xff\xff'), (12, b'\1'),
     (12, b'\xff\xff\xff\xff'), (16, b'\1'), (16, b'\xff\xff\xff\xff')])
 def test_segment_header(repository, offset, data):
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     group.append([block(0), block(1)])
     group.publish()
     content = bytearray(group.data)
     content[offset:offset + len(data)] = data
-    content[24:32] = struct.pack('<Q', writer.xxh3(
+    content[24:32] = struct.pack('<Q', format_writer.xxh3(
         bytes(content[:24] + content[32:]), group.seed))
     group.data = bytes(content)
     group.save()

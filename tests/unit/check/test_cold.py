@@ -16,12 +16,12 @@ from tests.unit.check.fixtures import look
 from tests.unit.check.fixtures import NOTE
 from tests.unit.check.fixtures import one_damage
 from tests.unit.check.fixtures import patch
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 
 GROUP = 'groups/00000001'
-OBJECT = writer.some_id('object 1').hex()
+OBJECT = format_writer.some_id('object 1').hex()
 #: Of a segment of four plain blocks.
 SEGMENT = 32 + 4 * 512
 DATA = 8192
@@ -30,8 +30,8 @@ DATA = 8192
 @pytest.fixture
 def repository(tmp_path):
     """One with cold groups that is attached."""
-    repository = writer.Repository(tmp_path / 'repository',
-                                   features=('listed-segments', 'cold'))
+    repository = format_writer.Repository(tmp_path / 'repository',
+                                          features=('listed-segments', 'cold'))
     repository.attach()
     return repository
 
@@ -40,9 +40,9 @@ def fill(group):
     """All slots: plain segments, one of each codec, and two freed blocks."""
     for first in range(0, 56, 4):
         group.append([block(first + i) for i in range(4)])
-    group.append([block(56 + i) for i in range(4)], writer.LZ4)
-    group.append([block(60 + i) for i in range(4)], writer.ZSTD,
-                 states={1: writer.FREED, 2: writer.VOID})
+    group.append([block(56 + i) for i in range(4)], format_writer.LZ4)
+    group.append([block(60 + i) for i in range(4)], format_writer.ZSTD,
+                 states={1: format_writer.FREED, 2: format_writer.VOID})
     group.publish()
     group.publish()
     group.save()
@@ -51,7 +51,7 @@ def fill(group):
 
 @pytest.fixture
 def group(repository):
-    return fill(writer.ColdGroup(repository, 1))
+    return fill(format_writer.ColdGroup(repository, 1))
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_clean(repository, group, image, slices):
 
 
 def test_beside_a_hot_group(repository, group, image):
-    hot = writer.Group(repository, 2)
+    hot = format_writer.Group(repository, 2)
     hot.append([block(i) for i in range(3)])
     hot.publish()
     hot.save()
@@ -130,7 +130,7 @@ def test_nothing_is_cold_yet(repository):
 
 def test_a_marked_block(repository, group):
     """Its bytes are in quarantine, or its object is to be looked at."""
-    change_entry(group, 3, state=writer.DAMAGED)
+    change_entry(group, 3, state=format_writer.DAMAGED)
     repository.image('one', [(group, 0, 5)])
     one_damage(repository, 'images/one', 'one')
     assert look(repository)[1].figures['damaged_blocks'] == 1
@@ -153,8 +153,8 @@ def test_what_an_image_does_not_have_is_found(repository, group, image):
     # A file without its segments that does not say so.
     (b'x' * 16, 2, ['one'], ''), (b'x' * 16, 1, ['one'], '')])
 def test_header(repository, object_id, major, images, words):
-    group = fill(writer.ColdGroup(repository, 1, object_id=object_id,
-                                  major=major))
+    group = fill(format_writer.ColdGroup(repository, 1, object_id=object_id,
+                                         major=major))
     repository.image('one', [(group, 0, 5)])
     assert words in one_damage(repository, GROUP, *images).sentence
 
@@ -218,7 +218,7 @@ def test_segments_behind_the_object(repository, group, less, images):
     # Into another segment; in front of it; over it.
     {0: {'offset': DATA + SEGMENT}}, {4: {'offset': DATA + 5}},
     {4: {'offset': DATA + 2 * SEGMENT, 'stored': 2047}},
-    {0: {'stored': 4 * 512 + 1}}, {0: {'codec': writer.LZ4}},
+    {0: {'stored': 4 * 512 + 1}}, {0: {'codec': format_writer.LZ4}},
     # Two blocks in one place; behind the plain bytes.
     {1: {'at': 0}}, {1: {'at': 1}}, {2: {'at': 3 * 512}},
     {3: {'at': 4 * 512}}], ids=str)
@@ -241,14 +241,15 @@ def test_flipped_bytes(repository, group, image):
 
 def test_a_file_of_spares_is_never_cold(repository, group, image):
     (repository.path / 'spares').mkdir(mode=0o700)
-    fill(writer.ColdGroup(repository, 1, scope=b'\xff' * 16,
-                          directory='spares'))
+    fill(format_writer.ColdGroup(repository, 1, scope=b'\xff' * 16,
+                                 directory='spares'))
     assert 'no file of spare copies' in one_damage(
         repository, 'spares/00000001').sentence
 
 
 @pytest.mark.parametrize('kind, major, feature', [
-    (writer.ColdGroup, 3, 'cold'), (writer.Group, 2, 'listed-segments')])
+    (format_writer.ColdGroup, 3, 'cold'),
+    (format_writer.Group, 2, 'listed-segments')])
 def test_a_feature_that_is_missing(repository, kind, major, feature):
     group = fill(kind(repository, 1, major=major))
     repository.image('one', [(group, 0, 5)])

@@ -15,7 +15,7 @@ from glance_dedup.check import checker
 from glance_dedup.check import files
 from glance_dedup.repository import image_repository
 from tests.support import repositories
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 MIB = 1 << 20
 
@@ -166,14 +166,14 @@ def test_the_engine_refuses_what_the_checker_calls_damage(
 
 
 def test_the_engine_reads_what_the_writer_wrote(make, tmp_path):
-    written = writer.Repository(tmp_path / 'repository')
-    group = writer.Group(written, 1)
+    written = format_writer.Repository(tmp_path / 'repository')
+    group = format_writer.Group(written, 1)
     blocks = [text(i, 512) for i in range(11)] + [b'short']
     group.append(blocks[:3])
     group.publish()
-    group.append(blocks[3:7], writer.LZ4)
+    group.append(blocks[3:7], format_writer.LZ4)
     group.garbage(b'garbage')
-    group.append(blocks[7:], writer.ZSTD)
+    group.append(blocks[7:], format_writer.ZSTD)
     group.publish()
     group.save()
     written.image('one', [(group, 0, 5), ('zeros', 1000), (group, 3, 9)],

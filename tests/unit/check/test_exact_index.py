@@ -12,7 +12,7 @@ from glance_dedup.check import exact_index
 from glance_dedup.check import sorting
 from tests.unit.check import fixtures
 from tests.unit.check import test_catalog_check
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 no_pause = fixtures.no_pause
 repository = fixtures.repository
@@ -29,7 +29,7 @@ SHARD = 'index/shard-00-0000.0000000000000001'
 @pytest.fixture
 def catalog(repository, image, group, pieces):
     """It is saved, and has an index, which is not saved yet."""
-    catalog = writer.Catalog(repository)
+    catalog = format_writer.Catalog(repository)
     catalog.count('one', pieces)
     catalog.index(group)
     catalog.groups[1] = {'judged': 12}
@@ -57,7 +57,7 @@ def test_missing_record(repository, catalog):
     catalog.save_index()
     one(repository, NOTE, 'no record for 1 blocks', file='index')
     # It is in a run, and will be in the shard.
-    run = writer.IndexFile(catalog, 'run', record(fingerprint, address))
+    run = format_writer.IndexFile(catalog, 'run', record(fingerprint, address))
     path = run.save()
     no_findings(repository)
     path.unlink()
@@ -69,7 +69,7 @@ def test_missing_record(repository, catalog):
 
 
 def second_of(repository, catalog, slot=3):
-    second = writer.Group(repository, 2)
+    second = format_writer.Group(repository, 2)
     second.append([test_catalog_check.noise(slot)])
     second.publish()
     second.save()
@@ -82,12 +82,12 @@ def test_duplicate_block(repository, catalog):
     """Only one of two has a record; the other must be known."""
     other = second_of(repository, catalog)
     one(repository, NOTE, '1 blocks twice', file='index')
-    pairs = writer.IndexFile(
+    pairs = format_writer.IndexFile(
         catalog, 'pairs', struct.pack('<QQ', other, 1 << 15 | 3))
     path = pairs.save()
     no_findings(repository)
     path.unlink()
-    writer.IndexFile(catalog, 'pairs', struct.pack(
+    format_writer.IndexFile(catalog, 'pairs', struct.pack(
         '<QQ', other + 1, 1 << 15 | 3)).save()
     one(repository, NOTE, '1 blocks twice', file='index')
     # Or it was not looked at yet.
@@ -121,7 +121,7 @@ def test_weak_fingerprints(repository, catalog):
     ids=str)
 def test_wrong_head(repository, catalog, head):
     catalog.save_index()
-    file = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
+    file = format_writer.IndexFile(catalog, 'shard', catalog.shards()[0])
     file.head = head
     file.save()
     one(repository, DAMAGE, file=SHARD)
@@ -131,7 +131,7 @@ def test_other_catalog_and_newer_version(repository, catalog):
     catalog.save_index()
     for head, words in (({'catalog_id': bytes(16)}, 'another catalog'),
                         ({'major': 2}, 'version 2')):
-        file = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
+        file = format_writer.IndexFile(catalog, 'shard', catalog.shards()[0])
         file.head = head
         file.save()
         one(repository, NOTE, words, file=SHARD)
@@ -156,7 +156,7 @@ def test_any_changed_byte(repository, catalog):
 
 
 def save_shard(catalog, most):
-    shard = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
+    shard = format_writer.IndexFile(catalog, 'shard', catalog.shards()[0])
     shard.save(shard.packed(most))
 
 
@@ -179,7 +179,7 @@ def test_packed_frames(repository, catalog, most):
     ({'kind': 2}, 'another name')], ids=str)
 def test_wrong_head_of_packed_frames(repository, catalog, head, words):
     catalog.save_index()
-    file = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
+    file = format_writer.IndexFile(catalog, 'shard', catalog.shards()[0])
     file.head = head
     file.save()
     one(repository, DAMAGE, words, file=SHARD)
@@ -196,22 +196,22 @@ RECORDS = record(b'\1' * 8, 1 << 15) + record(b'\2' * 8, 2 << 15)
 def test_packed_frames_that_cannot_be(repository, catalog, more, words):
     """Their checksums are right."""
     catalog.save_index()
-    file = writer.IndexFile(catalog, 'shard', RECORDS)
+    file = format_writer.IndexFile(catalog, 'shard', RECORDS)
     path = file.save()
-    frame = writer.packed_frame(RECORDS, 77)
+    frame = format_writer.packed_frame(RECORDS, 77)
     content = path.read_bytes()
     assert content.endswith(frame)
     for key in ('key_bits', 'address_bits'):
         if key in more and more[key]:
             # Room for it.
-            frame = writer.packed_frame(RECORDS, 77, padded=True)
+            frame = format_writer.packed_frame(RECORDS, 77, padded=True)
     bad = bytearray(frame[:-8])
     facts = {'key': 1 << 56, 'count': 2, 'key_bits': bad[12],
              'address_bits': bad[13], **more}
     struct.pack_into('<QIBB', bad, 0, *facts.values())
     file.head = {'length': 512 + len(frame)}
     head = file.packed()[:512]
-    path.write_bytes(head + bad + struct.pack('<Q', writer.xxh3(
+    path.write_bytes(head + bad + struct.pack('<Q', format_writer.xxh3(
         bytes(bad), 77)))
     one(repository, DAMAGE, words, file=SHARD)
 
@@ -231,7 +231,7 @@ def test_packed_frames_that_cannot_be(repository, catalog, more, words):
     ('cursors', struct.pack('<IIII', 2, 1, 1, 1))])
 def test_items_that_cannot_be(repository, catalog, kind, items):
     catalog.save_index()
-    path = writer.IndexFile(catalog, kind, items).save()
+    path = format_writer.IndexFile(catalog, kind, items).save()
     found = findings(repository)
     assert [f.file for f in found] == [f'index/{path.name}']
     assert 'cannot be there' in found[0].sentence
@@ -240,7 +240,7 @@ def test_items_that_cannot_be(repository, catalog, kind, items):
 def test_record_in_the_wrong_shard(repository, catalog):
     catalog.bits = 1
     catalog.save_index()
-    writer.IndexFile(catalog, 'shard', catalog.shards()[1], 1, 0).save()
+    format_writer.IndexFile(catalog, 'shard', catalog.shards()[1], 1, 0).save()
     assert 'cannot be there' in findings(repository)[0].sentence
 
 

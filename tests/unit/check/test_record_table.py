@@ -16,7 +16,7 @@ from glance_dedup.check import files
 from glance_dedup.check import recipe_table
 from glance_dedup.check import record_table
 from glance_dedup.check import space
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +31,12 @@ def scratch(tmp_path, monkeypatch):
 
 @pytest.fixture
 def repository(tmp_path):
-    return writer.Repository(tmp_path / 'repository')
+    return format_writer.Repository(tmp_path / 'repository')
 
 
 @pytest.fixture
 def group(repository):
-    group = writer.Group(repository, 1)
+    group = format_writer.Group(repository, 1)
     group.append([b'%d' % i * 512 for i in range(8)])
     group.publish()
     group.save()
@@ -97,9 +97,9 @@ def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
     monkeypatch.setattr(record_table, 'BATCH', 0)
     monkeypatch.setattr(recipe_table, 'PAGES_AT_ONCE', 1)
     monkeypatch.setattr(files, 'PAUSE', 0)
-    gone = writer.Group(repository, 7)
+    gone = format_writer.Group(repository, 7)
     gone.append([b'gone' * 128])
-    catalog = writer.Catalog(repository)
+    catalog = format_writer.Catalog(repository)
     images = {'a': [(group, i % 8, 1) for i in range(250)],
               'b': [(group, 0, 2), (gone, 0, 1)],
               'c': [(group, 4, 4)], 'd': [(group, 5, 3)]}
@@ -107,11 +107,11 @@ def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
         repository.image(name, pieces)
         catalog.count(name, pieces)
     catalog.count('e', [(group, 0, 1)])
-    del catalog.ledger[writer.some_id('upload of d')]
+    del catalog.ledger[format_writer.some_id('upload of d')]
     catalog.index(group)
     catalog.save()
     # A block that is bad, for which there is a spare copy; and one without.
-    spares = writer.Spares(repository, 1)
+    spares = format_writer.Spares(repository, 1)
     spares.append([group.blocks[0]])
     spares.publish()
     spares.save()
@@ -148,7 +148,7 @@ def in_pieces(repository, group, amount):
 
 def many_images(repository, group, amount):
     """All name the same group, and all are counted."""
-    catalog = writer.Catalog(repository)
+    catalog = format_writer.Catalog(repository)
     for number in range(amount // 8):
         pieces = [(group, i * 3 % 8, 1) for i in range(8)]
         repository.image(f'{number:036}', pieces)
@@ -158,7 +158,7 @@ def many_images(repository, group, amount):
 
 def many_spares(repository, group, amount):
     for number in range(1, amount // 400):
-        spares = writer.Spares(repository, number, slots=512)
+        spares = format_writer.Spares(repository, number, slots=512)
         spares.append([b'%12d' % (512 * number + i) for i in range(400)])
         spares.publish()
         spares.save()
@@ -179,8 +179,8 @@ def test_memory_is_bounded(tmp_path, monkeypatch, store, allowed):
     peaks = []
     amounts = 4000, 16000
     for amount in amounts:
-        repository = writer.Repository(tmp_path / str(amount))
-        group = writer.Group(repository, 1)
+        repository = format_writer.Repository(tmp_path / str(amount))
+        group = format_writer.Group(repository, 1)
         group.append([b'%d' % i * 512 for i in range(8)])
         group.publish()
         group.save()

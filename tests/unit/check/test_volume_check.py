@@ -14,7 +14,7 @@ from glance_dedup.check import checker
 from glance_dedup.check import record_table
 from glance_dedup.check import volume_check
 from glance_dedup.check import volume_reader
-from tests.support import volume_writer as writer
+from tests.support import volume_writer
 from tests.support.volume_writer import PART
 from tests.unit.check import fixtures
 from tests.unit.check.fixtures import DAMAGE
@@ -39,7 +39,7 @@ def repository(tmp_path):
 @pytest.fixture
 def volume(repository):
     """Without journals."""
-    return writer.Volume(repository.path, repository.repository_id)
+    return volume_writer.Volume(repository.path, repository.repository_id)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_no_lock(repository, volume):
 
 
 @pytest.mark.parametrize('state, word', [
-    (writer.MAKING, 'making'), (writer.DELETING, 'deleting')])
+    (volume_writer.MAKING, 'making'), (volume_writer.DELETING, 'deleting')])
 def test_unfinished(repository, volume, state, word):
     """Its recipes may be there or not."""
     repository.image(volume.recipe(2, 1), [])
@@ -198,7 +198,7 @@ def test_unfinished(repository, volume, state, word):
     assert found.file == 'volumes/disk'
     assert f'in the state {word}' in found.sentence
     assert 'next collection removes it' in found.sentence
-    with writer.owning(volume):
+    with volume_writer.owning(volume):
         clean(repository)
 
 
@@ -220,7 +220,7 @@ def test_what_an_owner_has_yet_to_remove(repository, whole):
         ('volumes/disk/journal-00000003', 'is not needed any more'),
         (f'images/{volume.recipe(1, 3)}',
          'is a recipe of volume disk without a mark')}
-    with writer.owning(volume):
+    with volume_writer.owning(volume):
         assert clean(repository).figures['volumes_in_use'] == 1
 
 
@@ -244,7 +244,8 @@ def test_recipes_of_a_volume_that_cannot_be_read(repository, whole):
 
 def test_a_copied_directory(repository, volume):
     volume.journal().save()
-    copy = writer.Volume(repository.path, repository.repository_id, 'two')
+    copy = volume_writer.Volume(repository.path, repository.repository_id,
+                                'two')
     copy.journal(volume_id=volume.id).save()
     found, report = look(repository)
     assert [f.file for f in found] == ['volumes/two']
@@ -437,9 +438,9 @@ def test_a_frozen_journal_ends_where_the_next_says(repository, whole):
 @pytest.mark.parametrize('how', [
     lambda j: j.data(4 * PART - 4, b'12345'),
     lambda j: j.data(1 << 63, b'12345'),
-    lambda j: j.append(writer.DATA, 0, 65537, bytes(65537)),
-    lambda j: j.append(writer.DATA, 0, 0),
-    lambda j: j.append(writer.DATA, 0, 1 << 60),
+    lambda j: j.append(volume_writer.DATA, 0, 65537, bytes(65537)),
+    lambda j: j.append(volume_writer.DATA, 0, 0),
+    lambda j: j.append(volume_writer.DATA, 0, 1 << 60),
     lambda j: j.zeros(0, 4 * PART + 1), lambda j: j.zeros(5, 0),
     lambda j: j.append(5, 0, 1), lambda j: j.append(0, 0, 1),
     lambda j: j.append(4, 0, 1), lambda j: j.append(4, 1, 0),
@@ -588,7 +589,7 @@ def test_a_recipe_of_another_scope(repository, volume):
     project = b'project'
     repository.image(name, [], project='project')
     volume.journal(marks={0: 1}, project=project,
-                   scope=writer.hashlib.sha256(
+                   scope=volume_writer.hashlib.sha256(
                        b'glance-dedup scope\0project').digest()[:16]).save()
     found = only(repository)
     assert (found.file, found.offset) == (f'images/{name}', 32)
@@ -671,7 +672,7 @@ def test_any_bytes(repository, whole, which, changes, size, checksum):
         patch(path, at, data)
     if checksum:
         head = path.read_bytes()[:4088]
-        patch(path, 4088, struct.pack('<Q', writer.xxh3(head)))
+        patch(path, 4088, struct.pack('<Q', volume_writer.xxh3(head)))
     if size is not None:
         os.truncate(path, size)
     for finding in checker.check(repository.path).findings:

@@ -20,7 +20,7 @@ from glance_dedup.maintenance import records
 from glance_dedup.maintenance import refcount_rebuild
 from tests.support import maintenance
 from tests.support.repositories import put
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
@@ -225,7 +225,8 @@ def test_two_files_of_one_transaction(path, repo, maintainer):
     forged = bytearray((path / 'images' / 'image-01').read_bytes())
     assert forged[144:152] == b'image-01'
     forged[144:152] = b'image-99'
-    forged[4088:4096] = struct.pack('<Q', writer.xxh3(bytes(forged[:4088])))
+    forged[4088:4096] = struct.pack('<Q',
+                                    format_writer.xxh3(bytes(forged[:4088])))
     (path / 'images' / 'image-99').write_bytes(forged)
     maintainer.rebuild()
     expected = contents(maintainer), maintainer.unreadable.reasons()

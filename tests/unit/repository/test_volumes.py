@@ -39,7 +39,7 @@ from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import put
 from tests.support.repositories import read_all
-from tests.support import volume_writer as writer
+from tests.support import volume_writer
 from tests.unit.dedupd.tasks import scrubbing
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
@@ -55,9 +55,10 @@ def path(tmp_path):
 @pytest.fixture
 def volume(path, repo):
     """A volume whose part 3 has an edition; beside it, an image."""
-    found = writer.Volume(path, bytes.fromhex(repo.repository_id))
+    found = volume_writer.Volume(path, bytes.fromhex(repo.repository_id))
     found.journal(marks={3: 7}).save()
-    writer.store_recipe(repo, found.recipe(3, 7), maintenance.content(2))
+    volume_writer.store_recipe(repo, found.recipe(3, 7),
+                               maintenance.content(2))
     put(repo, 'image', maintenance.content(1))
     return found
 
@@ -115,9 +116,9 @@ def test_an_owner_deletes_what_it_does_not_need(path, repo, volume, part):
     names = [f'v_{volume.id.hex()}_{rest}' for rest in (
         '', 'x', '3_07', '03_7', '3_7_', 'base_0')]
     for name in names:
-        writer.store_recipe(repo, name, maintenance.content(2))
+        volume_writer.store_recipe(repo, name, maintenance.content(2))
     stranger = f'v_{ID}_3_7'
-    writer.store_recipe(repo, stranger, maintenance.content(2))
+    volume_writer.store_recipe(repo, stranger, maintenance.content(2))
     openvolumes.open_volume(repo, 'disk').close()
     assert repo.recipes() == sorted(['image', part, stranger])
 
@@ -158,7 +159,7 @@ def test_the_name_of_a_volume(path, repo, volume, part):
     assert volumes.apart(repo, ['z', part, 'b', volume.recipe(None)]) == (
         ['b', 'z'], ['disk'])
     # The newest journal is the truth.
-    volume.journal(2, volume_id=writer.some_id('another')).save()
+    volume.journal(2, volume_id=volume_writer.some_id('another')).save()
     assert volumes.name_of(repo, digits) is None
     assert volumes.words(repo, part) == f'part 3 of volume {digits}'
 

@@ -15,7 +15,7 @@ from glance_dedup.repository import openvolumes
 from glance_dedup.repository import volumes
 from tests.support import repositories
 from tests.support import volume_servers
-from tests.support import volumes as volumes_support
+from tests.support import volume_tools
 
 MIB = 1 << 20
 LIMIT = 20
@@ -23,7 +23,7 @@ LIMIT = 20
 
 @pytest.fixture
 def repo(tmp_path):
-    path = volumes_support.create_repository(tmp_path / 'repository')
+    path = volume_tools.create_repository(tmp_path / 'repository')
     with repositories.open_repository(path) as opened:
         yield opened
 

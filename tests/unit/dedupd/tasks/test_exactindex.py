@@ -17,7 +17,7 @@ from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.support import repositories
 from tests.unit.dedupd.tasks import test_merger
-from tests.unit.repository import format_writer as writer
+from tests.unit.repository import format_writer
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
@@ -236,10 +236,10 @@ def test_files_of_another_repository(tmp_path, repo, maintainer, monkeypatch,
 def unsort(file, kind):
     """Turn a file's items round, or repeat a single one; all checksums fit."""
     old = file.read_bytes()
-    size = writer.IndexFile.SIZES[writer.IndexFile.KINDS[kind]]
+    size = format_writer.IndexFile.SIZES[format_writer.IndexFile.KINDS[kind]]
     items = [old[at:at + size] for at in range(512, len(old) - 8, size)]
     items = items[::-1] if len(items) > 1 else items * 2
-    file.write_bytes(writer.IndexFile(
+    file.write_bytes(format_writer.IndexFile(
         types.SimpleNamespace(id=old[16:32]), kind, b''.join(items),
         number=int(file.name[-16:], 16)).content())
 

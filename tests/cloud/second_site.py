@@ -10,7 +10,7 @@ import contextlib
 from glance_dedup.base import exceptions
 from glance_dedup.repository import image_repository
 from tests.cloud import dedupd
-from tests.cloud import glance
+from tests.cloud import glance_service
 
 REGION = 'RegionTwo'
 
@@ -67,7 +67,7 @@ class Dedupd(dedupd.Dedupd):
             image_repository.Repository.create(self.repository)
 
 
-class Glance(glance.Glance):
+class Glance(glance_service.Glance):
     """Glance, with one store."""
 
     name = 'other/glance'

@@ -12,8 +12,8 @@ import requests
 from glance_dedup.objects import object_location
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import prefix_owners
-from tests.cloud import keystone as keystone_module
-from tests.cloud import service
+from tests.cloud import cloud_service
+from tests.cloud import keystone_service
 from tests.support import swift_server
 
 #: Who may use the containers of his project.
@@ -24,7 +24,7 @@ OWNER = 'glance-dedup'
 PREFIX = 'cold'
 
 
-class Swift(service.Service):
+class Swift(cloud_service.Service):
     name = 'swift'
     environment_name = 'swift'
     title = 'Swift'
@@ -42,7 +42,7 @@ class Swift(service.Service):
     def location(self):
         """Where the repository has its objects."""
         return object_location.parse(f'swift://{OWNER}/{PREFIX}',
-                                     region=keystone_module.REGION)
+                                     region=keystone_service.REGION)
 
     def launch(self):
         options = {**self.cloud.services['keystone'].middleware(self.user),

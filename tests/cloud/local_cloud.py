@@ -11,8 +11,8 @@
 Below the directory are ``etc/NAME/``, ``log/NAME.log`` and ``var/NAME/`` for
 each service, the stores in ``stores/NAME``, and, for clients, ``clouds.yaml``
 and ``openrc``. All is on loopback, unless there are compute hosts beside it
-(:mod:`tests.cloud.host`). :class:`~tests.cloud.state.State` is what makes a
-cloud outlive the process that started it.
+(:mod:`tests.cloud.compute_host`). :class:`~tests.cloud.cloud_state.State` is
+what makes a cloud outlive the process that started it.
 """
 
 import concurrent.futures
@@ -30,31 +30,31 @@ from glance_dedup.base import exceptions
 from glance_dedup.repository import image_repository
 from tests.cloud import barbican
 from tests.cloud import broker
+from tests.cloud import cloud_service
+from tests.cloud import cloud_state
+from tests.cloud import compute_host
 from tests.cloud import dedupd
-from tests.cloud import glance
-from tests.cloud import host as host_module
-from tests.cloud import keystone
+from tests.cloud import glance_service
+from tests.cloud import glance_settings
+from tests.cloud import keystone_service
 from tests.cloud import libvirt
+from tests.cloud import live_process
 from tests.cloud import mariadb
 from tests.cloud import neutron
 from tests.cloud import nova
 from tests.cloud import placement
-from tests.cloud import process as process_module
-from tests.cloud import service as service_module
-from tests.cloud import settings as settings_module
-from tests.cloud import site as site_module
-from tests.cloud import state as state_module
-from tests.cloud import swift as swift_module
+from tests.cloud import second_site
+from tests.cloud import swift_service
 
-CloudError = service_module.CloudError
+CloudError = cloud_service.CloudError
 
 #: In the order in which a table shows them; they are ended in the reverse.
-SERVICES = (mariadb.MariaDB, broker.Broker, keystone.Keystone,
-            swift_module.Swift, dedupd.Dedupd, glance.Glance,
+SERVICES = (mariadb.MariaDB, broker.Broker, keystone_service.Keystone,
+            swift_service.Swift, dedupd.Dedupd, glance_service.Glance,
             barbican.Barbican, placement.Placement, neutron.Neutron,
             nova.Api, nova.Conductor, nova.Scheduler)
 #: What the other site has, if there is one.
-OTHER = (site_module.Dedupd, site_module.Glance)
+OTHER = (second_site.Dedupd, second_site.Glance)
 #: What a compute host has.
 COMPUTE = (libvirt.Libvirt, nova.Compute)
 
@@ -101,14 +101,14 @@ class Cloud:
         self._cancelled = threading.Event()
         self.say = say
         self._make_directory()
-        self.state = state_module.State(self.directory / 'state.json')
+        self.state = cloud_state.State(self.directory / 'state.json')
         if stores or default_store or glance_options or not self.state.glance:
             self.configure_glance(
                 stores or {'dedup': {'type': 'dedup'},
                            'file': {'type': 'file'}},
                 default_store, glance_options)
         # All are looked at before any is recorded.
-        all_hosts = hosts and host_module.joined(self.state, hosts)
+        all_hosts = hosts and compute_host.joined(self.state, hosts)
         if swift:
             self._require_no_other_repository()
         if settings:
@@ -120,7 +120,7 @@ class Cloud:
         if swift:
             self.state.set_swift()
         self.hosts = {
-            name: host_module.Host(self, name, cache)
+            name: compute_host.Host(self, name, cache)
             for name, cache in self.state.hosts.items()}
         self.services = {one.name: one for one in self._services()}
         self._write_clients()
@@ -211,7 +211,7 @@ class Cloud:
 
     def _set_glance(self, words):
         settings = {name: dict(one) for name, one in self.settings.items()}
-        for section, values in settings_module.parse(
+        for section, values in glance_settings.parse(
                 words, self.stores).items():
             settings.setdefault(section, {}).update(values)
         self.state.set_glance({**self.state.glance, 'settings': settings})
@@ -278,11 +278,11 @@ class Cloud:
 
     def marked(self):
         """All processes of this cloud, recorded or not."""
-        return process_module.marked(self.directory)
+        return live_process.marked(self.directory)
 
     def check(self):
         if self._cancelled.is_set():
-            raise service_module.Cancelled('interrupted')
+            raise cloud_service.Cancelled('interrupted')
 
     # -- for clients -------------------------------------------------------
 
@@ -312,12 +312,12 @@ class Cloud:
                     'user_domain_id': 'default',
                     'project_domain_id': 'default',
                 },
-                'region_name': keystone.REGION,
+                'region_name': keystone_service.REGION,
                 'identity_api_version': 3,
             }
         clouds = {name: one(name) for name in ('admin', 'demo')}
         if self.state.site:
-            clouds['other'] = site_module.account(clouds['admin'])
+            clouds['other'] = second_site.account(clouds['admin'])
         for path, text in (
                 (self.clouds_yaml, yaml.safe_dump({'clouds': clouds})),
                 (self.directory / 'openrc', _OPENRC.format(
@@ -432,8 +432,8 @@ class Cloud:
             # What was started by one that was killed before it recorded it.
             for process in self.marked():
                 process.kill()
-                process.wait(service_module.STOP_TIMEOUT)
+                process.wait(cloud_service.STOP_TIMEOUT)
         # Else what is mounted there would be removed, too.
-        process_module.unmount_below(self.directory)
+        live_process.unmount_below(self.directory)
         if not keep:
             shutil.rmtree(self.directory)

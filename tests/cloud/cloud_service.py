@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import time
 
-from tests.cloud import process as process_module
+from tests.cloud import live_process
 from tests.functional import glance_server
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -212,7 +212,7 @@ class Service:
                     f'{self.title} cannot be ended: process {rest[0].pid} '
                     f'does not go.\nWhat to do: see what it waits for in '
                     f'/proc/{rest[0].pid}/stack, and try again.')
-            time.sleep(process_module.POLL)
+            time.sleep(live_process.POLL)
         for process in processes:
             process.poll()
         for name in (self.name, self._commands):
@@ -238,7 +238,7 @@ class Service:
         with open(self.log, 'ab') as output:
             output.write(f'--- {shlex.join(command)}\n'.encode())
             output.flush()
-            process = process_module.Process.spawn(
+            process = live_process.Process.spawn(
                 command, self.cloud.directory, stdout=output, stderr=output,
                 cwd=cwd or self.directory,
                 env={**self.environment(), **(env or {})})

@@ -134,7 +134,7 @@ class Witness:
         self._address = os.path.join(self._directory.name, 'socket')
         self._listener.bind(self._address)
         self._listener.listen()
-        self._server = serve(library, 'tests.functional.witness')
+        self._server = serve(library, 'tests.functional.watched_process')
 
     def close(self):
         self._server.stdin.close()

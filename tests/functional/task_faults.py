@@ -38,7 +38,7 @@ import time
 import traceback
 from unittest import mock
 
-from tests.functional import witness
+from tests.functional import watched_process
 
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT = 100
@@ -82,7 +82,8 @@ class Faults:
     """The server."""
 
     def __init__(self, library):
-        self._server = witness.serve(library, 'tests.functional.faults')
+        self._server = watched_process.serve(library,
+                                             'tests.functional.task_faults')
 
     def close(self):
         self._server.stdin.close()

@@ -14,12 +14,12 @@ from keystoneauth1 import session as session_module
 from openstack import connection
 import requests
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 REGION = 'RegionOne'
 
 
-class Keystone(service.WsgiService):
+class Keystone(cloud_service.WsgiService):
     name = 'keystone'
     environment_name = 'keystone'
     title = 'Keystone'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Glance, with the stores that are given, and Keystone to ask."""
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 from tests.functional import glance_server
 
 
@@ -13,7 +13,7 @@ class _Server(glance_server.GlanceServer):
         return ''
 
 
-class Glance(service.WsgiService):
+class Glance(cloud_service.WsgiService):
     name = 'glance'
     title = 'Glance'
     needs = ('mariadb', 'rabbitmq', 'dedupd')

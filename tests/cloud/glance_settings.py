@@ -13,7 +13,7 @@ import warnings
 
 from oslo_config import cfg
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 #: Who lists Glance's options, apart from its stores.
 NAMESPACES = (
@@ -37,7 +37,7 @@ def parse(words, stores):
     for word in words:
         name, equals, value = word.partition('=')
         if not equals or not name:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'--glance {word} sets nothing.\nWhat to do: write '
                 'SECTION.OPTION=VALUE, as in dedup.dedup_store_codec=zstd.')
         section, option = known.find(name)
@@ -100,7 +100,7 @@ class _Known:
                 f'Neither Glance nor a store has an option {option}', option,
                 set().union(*self._names.values()))
         if len(sections) > 1:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'Several sections of Glance have an option {option}.\n'
                 'What to do: write which one: '
                 + ' or '.join(f'{one}.{option}' for one in sections) + '.')
@@ -109,7 +109,7 @@ class _Known:
     @staticmethod
     def _unknown(what, name, known):
         near = difflib.get_close_matches(name, known, 3)
-        return service.CloudError(f'{what}.\nWhat to do: ' + (
+        return cloud_service.CloudError(f'{what}.\nWhat to do: ' + (
             f'write {" or ".join(near)}, if you meant that.' if near else
             'look it up in the documentation of Glance, or of the store.'))
 
@@ -119,6 +119,6 @@ class _Known:
             self._conf.set_override(
                 option, value, None if section == 'DEFAULT' else section)
         except (ValueError, TypeError) as exc:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'Glance cannot have {section}.{option}={value}: {exc}.\n'
                 'What to do: give it another value.') from exc

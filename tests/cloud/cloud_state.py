@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import threading
 
-from tests.cloud import process as process_module
+from tests.cloud import live_process
 from tests.support import ports
 
 #: The password of all clouds of this checkout: their databases are kept.
@@ -75,7 +75,7 @@ class State:
         with self._lock:
             addresses = self._all['addresses']
             while name not in addresses:
-                address = process_module.free_address()
+                address = live_process.free_address()
                 if address not in addresses.values():
                     addresses[name] = address
                     self._save()
@@ -83,7 +83,7 @@ class State:
 
     def processes(self, name):
         with self._lock:
-            return [process_module.Process(*one)
+            return [live_process.Process(*one)
                     for one in self._all['processes'].get(name, ())]
 
     def add_process(self, name, process):

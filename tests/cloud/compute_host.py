@@ -14,7 +14,7 @@ import pathlib
 import re
 import subprocess
 
-from tests.cloud import service
+from tests.cloud import cloud_service
 
 #: What has to be installed, and what it is in.
 PROGRAMS = {'ip': 'iproute2', 'tc': 'iproute2', 'nsenter': 'util-linux',
@@ -39,21 +39,21 @@ def joined(state, more):
              'options.')
     for name, cache in more.items():
         if not re.fullmatch('[a-z][a-z0-9]', name):
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'{name!r} is no name of a compute host.\nWhat to do: give '
                 'it a letter and another, or a digit, as in c1.')
         if state.hosts.get(name, cache) != cache:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'The compute host {name} is there already, '
                 f'{"without" if cache else "with"} a cache.\n{again}')
     if more and state.is_used and not state.hosts:
-        raise service.CloudError(
+        raise cloud_service.CloudError(
             'This cloud was started without compute hosts of their own, and '
             f'listens where none could reach it.\n{again}')
     return {**state.hosts, **more}
 
 
-class Host(service.Service):
+class Host(cloud_service.Service):
     """A compute host.
 
     :param cache: whether its Nova has its images through a cache
@@ -80,7 +80,7 @@ class Host(service.Service):
     def _pid(self):
         processes = self.processes
         if not processes:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'{self.title} is not up.\nWhat to do: start it first.')
         return processes[0].pid
 
@@ -103,11 +103,11 @@ class Host(service.Service):
 
     def launch(self):
         if os.geteuid() != 0:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 'only root can make a network.\nWhat to do: run this as '
                 'root, or have a cloud without compute hosts of their own.')
         for program, package in PROGRAMS.items():
-            service.find(program, package)
+            cloud_service.find(program, package)
         holder = self.spawn(['unshare', '--net', '--uts', 'sh', '-c',
                              'hostname "$0" && exec sleep infinity',
                              self.name])
@@ -133,7 +133,7 @@ class Host(service.Service):
         # The namespace goes with its last process, and the link with it; but
         # the address is to be free at once.
         if os.geteuid() == 0 and self.processes:
-            with contextlib.suppress(service.CloudError):
+            with contextlib.suppress(cloud_service.CloudError):
                 self._run('ip', 'link', 'delete', self.link)
         super().kill()
 
@@ -141,14 +141,14 @@ class Host(service.Service):
         result = subprocess.run(
             [str(word) for word in command], stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=COMMAND_TIMEOUT,
-            env={'PATH': service.path()})
+            env={'PATH': cloud_service.path()})
         if result.returncode:
-            raise service.CloudError(
+            raise cloud_service.CloudError(
                 f'{" ".join(map(str, command))}: {result.stderr.strip()}')
 
     def enter(self):
         """What in front of a command has it run on this host."""
-        return [service.find('nsenter', 'util-linux'),
+        return [cloud_service.find('nsenter', 'util-linux'),
                 f'--target={self._pid}', '--net', '--uts']
 
     # -- the link ----------------------------------------------------------

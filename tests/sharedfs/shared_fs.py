@@ -26,11 +26,11 @@ import subprocess
 import threading
 import time
 
-from tests.cloud import process as process_module
-from tests.cloud import service
-from tests.cloud import state as state_module
+from tests.cloud import cloud_service
+from tests.cloud import cloud_state
+from tests.cloud import live_process
 
-SharedError = service.CloudError
+SharedError = cloud_service.CloudError
 HOSTS = ('one', 'two')
 LIMIT = 60
 #: Seconds for which a mount may stay busy before it counts as used.
@@ -39,7 +39,7 @@ BUSY = 3
 ADDRESS = '198.18.0.1'
 
 
-class Server(service.Service):
+class Server(cloud_service.Service):
     """A server of a file system, or what it needs.
 
     :param shared: the file system
@@ -55,15 +55,15 @@ class Server(service.Service):
 
     def find(self, program, package):
         """The path of a program that a package of the system has."""
-        return service.find(program, package)
+        return cloud_service.find(program, package)
 
     def ask(self, *command):
         """What a command of the file system prints, on its network."""
         done = subprocess.run(
             [*self.shared.enter(), *map(str, command)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=service.COMMAND_TIMEOUT,
-            env={**self.environment(), process_module.MARK: str(
+            timeout=cloud_service.COMMAND_TIMEOUT,
+            env={**self.environment(), live_process.MARK: str(
                 self.shared.directory)})
         if done.returncode:
             raise SharedError(
@@ -72,7 +72,7 @@ class Server(service.Service):
         return done.stdout
 
     def environment(self):
-        return {**super().environment(), 'PATH': service.path()}
+        return {**super().environment(), 'PATH': cloud_service.path()}
 
 
 class Network(Server):
@@ -105,7 +105,7 @@ class Network(Server):
 
     def enter(self):
         """What in front of a command has it run there."""
-        return [service.find('nsenter', 'util-linux'),
+        return [cloud_service.find('nsenter', 'util-linux'),
                 f'--net=/proc/{self.processes[0].pid}/ns/net']
 
 
@@ -173,7 +173,7 @@ class Mount(Server):
 
 
 class Host:
-    """A host in a directory of its mount; see tests/sharedfs/hosts.py.
+    """A host in a directory of its mount; see tests/sharedfs/fuse_hosts.py.
 
     :param mount: the host's
     :param name: of the directory
@@ -246,7 +246,7 @@ class Shared:
         self.say = say
         self._cancelled = threading.Event()
         self._make_directory()
-        self.state = state_module.State(self.directory / 'state.json')
+        self.state = cloud_state.State(self.directory / 'state.json')
         self.state.want([kind])
         if self.state.wanted != [kind]:
             raise SharedError(
@@ -276,11 +276,11 @@ class Shared:
 
     def marked(self):
         """All processes of it, recorded or not."""
-        return process_module.marked(self.directory)
+        return live_process.marked(self.directory)
 
     def check(self):
         if self._cancelled.is_set():
-            raise service.Cancelled('interrupted')
+            raise cloud_service.Cancelled('interrupted')
 
     def enter(self):
         """What in front of a command has it run on the servers' network."""
@@ -345,4 +345,4 @@ class Shared:
                     f'process {left[0].pid} does not end.\nWhat to do: see '
                     f'what it waits for in /proc/{left[0].pid}/stack, and try '
                     'again.')
-            time.sleep(process_module.POLL)
+            time.sleep(live_process.POLL)
