@@ -114,7 +114,7 @@ class Reads:
         self._refused: collections.OrderedDict[str, str] = (
             collections.OrderedDict())
         self._arrive = arrive
-        self._holds = pins.Holds(repository)
+        self._holds = pins.Pins(repository)
         self._sweep: asyncio.TimerHandle | None = None
         self._sharing = (None if limits is None
                          else memory_sharing.Sharing(self._run, limits))

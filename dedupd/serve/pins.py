@@ -51,7 +51,7 @@ class Lease:
             leave()
 
 
-class Holds:
+class Pins:
     """All images that are kept open. Thread-safe."""
 
     def __init__(self, repository: image_repository.Repository) -> None:

@@ -145,7 +145,7 @@ class Duplicates:
                           if pair[0] not in dead)
         found = self._within_scopes(found + _pack(healed), blocks)
         batch = self._maintainer.catalog.batch()
-        self._remember(batch, found + self._bequeath(batch, found))
+        self._remember(batch, found + self._inherit(batch, found))
         if len(batch):
             # Synced: the file of the pairs is removed because of it.
             self._maintainer.write(batch, sync=True)
@@ -198,7 +198,7 @@ class Duplicates:
                 self._scopes[group] = None
         return self._scopes[group]
 
-    def _bequeath(self, batch: database.Batch, found: bytes) -> bytes:
+    def _inherit(self, batch: database.Batch, found: bytes) -> bytes:
         """Take over the pairs of blocks that the index no longer has.
 
         So blocks with one fingerprint remain one class.

@@ -186,7 +186,7 @@ class Index:
         highest = max((file[3] for file in old if file[0] == 'shard'
                        and file[3] < _HIGHEST_SHARD), default=0)
         if highest:
-            self._supersede('shard', 0, 0, highest)
+            self._replace('shard', 0, 0, highest)
         for file in old:
             if file[0] != 'new':
                 self._files.remove(file)
@@ -198,14 +198,14 @@ class Index:
         self._write_cursors({}, self._cursor_files())
         for file in bad:
             if file[0] == 'shard' and file[3] < _HIGHEST_SHARD:
-                self._supersede(*file)
+                self._replace(*file)
             self._files.set_aside(file)
         for file in self._strays(self._files.shards()[0]):
             self._files.remove(file)
         self._files.fill()
 
-    def _supersede(self, kind: str, bits: int, shard: int, generation: int
-                   ) -> None:
+    def _replace(self, kind: str, bits: int, shard: int, generation: int
+                 ) -> None:
         """Make an empty shard, beside which nothing of the old one counts.
 
         Others may still be merging the old one, into its next generation. The

@@ -132,7 +132,7 @@ class Catalog:
         self.valid = self.lost = False
         self.seen: set[int] = set()     # groups that were judged
         # The files of the recipes that the ledger has, by transaction id.
-        self.met = record_table.Store()
+        self.met = record_table.RecordTable()
         self.exact = True
         self.copy = catalog_copy.Copy(directory, self.find)
         self._make_index = index

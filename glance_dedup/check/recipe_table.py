@@ -103,14 +103,14 @@ class Recipes:
         self._directories = directories
         self._findings = directories.findings
         self._repository_id = repository_id
-        self._kept = record_table.Store()       # owners and their extents
+        self._kept = record_table.RecordTable()       # owners and their extents
         self._owners = 0
         self._owner = functools.lru_cache(OWNERS_AT_ONCE)(self._kept_owner)
         self._stale: set[int] = set()
         self._replaced: list[str] = []
         # Files by device and inode, after a letter: k for those that are
         # recipes, a for those that the spool names.
-        self._files = record_table.Store()
+        self._files = record_table.RecordTable()
 
     def close(self) -> None:
         """Forget everything."""

@@ -24,7 +24,7 @@ ENTRY = 200
 BATCH = 1 << 20
 
 
-class Store:
+class RecordTable:
     """An ordered map of bytes to bytes.
 
     A small one is in memory.  A larger one is a database of LevelDB's in a

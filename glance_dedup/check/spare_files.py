@@ -23,7 +23,7 @@ class Spares:
         self._findings = directories.findings
         self._reader = reader
         # Their scope ids and fingerprints.
-        self._good = record_table.Store()
+        self._good = record_table.RecordTable()
 
     def replaces(self, group: group_reader.Group, slot: int) -> bool:
         """Whether a copy stands in for what a slot of a group has lost."""

@@ -281,7 +281,7 @@ class Volumes:
                  repository_id: bytes | None, images: list[str]) -> None:
         self.directories = directories
         self.repository_id = repository_id
-        self.marks = record_table.Store()
+        self.marks = record_table.RecordTable()
         self._findings = directories.findings
         self._recipes: dict[str, set[str]] = {}
         for name in images:

@@ -38,7 +38,7 @@ class Member:
         return f'{self.host} ({self.token})'
 
 
-class Meeting:
+class Mailbox:
     """This host among the others.
 
     :param path: the repository
@@ -61,8 +61,8 @@ class Meeting:
         self.made: list[str] = []
         self._path = path
 
-    def meet(self, hosts: int, wait: float,
-             progress: Callable[[int, int, str], None]) -> None:
+    def wait_for_all(self, hosts: int, wait: float,
+                     progress: Callable[[int, int, str], None]) -> None:
         """Wait until as many hosts as take part are seen alive.
 
         The file of a trial that was killed stays there for ever; a living
@@ -78,7 +78,7 @@ class Meeting:
         beat, told = 0, ''
         while True:
             self.unlink(told)
-            told = self.say(f'here.{beat}', {
+            told = self.send(f'here.{beat}', {
                 'host': self.me.host, 'sees': sorted(alive)})
             beat += 1
             for name in self._list('here.'):
@@ -98,11 +98,11 @@ class Meeting:
                     f"{wait:.0f} seconds: run 'glance-dedup repository "
                     f"test-filesystem' on all of them at the same time")
             time.sleep(0.2)
-        self.say('met', True)
+        self.send('met', True)
         self.others = sorted(
             (m for token, m in alive.items() if token != self.me.token),
             key=lambda m: m.token)
-        self.hear('met')
+        self.receive('met')
         self.unlink(told)
 
     def _all_see(self, alive: dict[str, Member]) -> bool:
@@ -127,7 +127,7 @@ class Meeting:
         self.made.append(path)
         return path
 
-    def say(self, what: str, message: Any) -> str:
+    def send(self, what: str, message: Any) -> str:
         """Leave a message to all; its path."""
         name = f'{what}.{self.me.token}'
         path, unsaid = self._file(name), self._file(f'unsaid-{name}')
@@ -151,8 +151,8 @@ class Meeting:
         except (OSError, ValueError):
             return None
 
-    def hear(self, what: str, members: list[Member] | None = None
-             ) -> dict[str, Any]:
+    def receive(self, what: str, members: list[Member] | None = None
+                ) -> dict[str, Any]:
         """What others say, by their tokens, once all of them have.
 
         :param members: whom to wait for; None: all others
@@ -191,7 +191,7 @@ class Meeting:
 
     # -- steps --------------------------------------------------------------
 
-    def act(self, actor: Member, what: str, message: Any = True) -> Any:
+    def signal(self, actor: Member, what: str, message: Any = True) -> Any:
         """Say something, as the actor, or wait for what the actor says.
 
         :param message: anything but None
@@ -199,17 +199,17 @@ class Meeting:
         """
         what = f'{self.step}-{what}'
         if actor is self.me:
-            self.say(what, message)
+            self.send(what, message)
             return message
-        return self.hear(what, [actor])[actor.token]
+        return self.receive(what, [actor])[actor.token]
 
-    def answer(self, actor: Member, what: str) -> None:
+    def reply(self, actor: Member, what: str) -> None:
         """Tell the actor that it is done, or wait, as the actor, for all."""
         what = f'{self.step}-{what}'
         if actor is self.me:
-            self.hear(what)
+            self.receive(what)
         else:
-            self.say(what, True)
+            self.send(what, True)
 
     def until(self, good: Callable[[], bool]) -> float | None:
         """The seconds until it is true; None: not within the limit.

@@ -28,7 +28,7 @@ from glance_dedup.fstest import host_mailbox
 from glance_dedup.fstest import property_findings
 
 Findings = property_findings.Findings
-Meeting = host_mailbox.Meeting
+Mailbox = host_mailbox.Mailbox
 Member = host_mailbox.Member
 
 LINKS = 50
@@ -67,11 +67,11 @@ while True:
 """
 
 
-def owner(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def owner(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Compare the owner of a file that the actor made, and the clocks."""
-    told = meeting.act(actor, 'clock', {
+    told = mailbox.signal(actor, 'clock', {
         'time': time.time(), 'uid': os.geteuid()})
-    if actor is meeting.me:
+    if actor is mailbox.me:
         return
     # The time until it was heard makes the difference less, never more; and
     # each host acts once, so the clock that is ahead is found.
@@ -80,7 +80,7 @@ def owner(meeting: Meeting, findings: Findings, actor: Member) -> None:
                   f'that of {actor.host} is {ahead:.0f} seconds ahead')
     try:
         uid = os.stat(os.path.join(
-            meeting.place, f'{meeting.step}-clock.{actor.token}')).st_uid
+            mailbox.place, f'{mailbox.step}-clock.{actor.token}')).st_uid
     except FileNotFoundError:
         return      # it has ended since; the next step says so
     findings.find('owner', uid == told['uid'] == os.geteuid(), None,
@@ -88,38 +88,38 @@ def owner(meeting: Meeting, findings: Findings, actor: Member) -> None:
                   f'of {uid}, and this process is {os.geteuid()}')
 
 
-def locks(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def locks(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Hold a lock; no other host may get it until it is given back."""
-    path = meeting.name(actor, 'lock')
-    if actor is meeting.me:
+    path = mailbox.name(actor, 'lock')
+    if actor is mailbox.me:
         with files.made(path, b'') as fd:
             if not _granted(findings, fd, fcntl.F_WRLCK):
                 findings.find('locks', False, None, 'no lock was granted')
-            meeting.act(actor, 'locked')
-            meeting.answer(actor, 'refused')
+            mailbox.signal(actor, 'locked')
+            mailbox.reply(actor, 'refused')
             _granted(findings, fd, fcntl.F_UNLCK)
-            meeting.act(actor, 'unlocked')
-            meeting.answer(actor, 'granted')
+            mailbox.signal(actor, 'unlocked')
+            mailbox.reply(actor, 'granted')
         return
-    meeting.act(actor, 'locked')
+    mailbox.signal(actor, 'locked')
     with files.opened(path, os.O_RDWR) as fd:
         findings.find('locks', not _granted(findings, fd, fcntl.F_RDLCK),
                       None, f'a lock that {actor.host} held was granted')
         _granted(findings, fd, fcntl.F_UNLCK)
-        meeting.answer(actor, 'refused')
-        meeting.act(actor, 'unlocked')
-        took = _until_granted(meeting, findings, fd)
+        mailbox.reply(actor, 'refused')
+        mailbox.signal(actor, 'unlocked')
+        took = _until_granted(mailbox, findings, fd)
         findings.find('locks', took is not None, took,
                       f'a lock that {actor.host} gave back stays')
-        meeting.answer(actor, 'granted')
+        mailbox.reply(actor, 'granted')
 
 
-def _until_granted(meeting: Meeting, findings: Findings, fd: int,
+def _until_granted(mailbox: Mailbox, findings: Findings, fd: int,
                    byte: int = 5) -> float | None:
     # Where locks are of no use there is nothing to wait for.
     if findings.by_key['locks'].verdict != property_findings.FINE:
         return None
-    return meeting.until(
+    return mailbox.until(
         lambda: _granted(findings, fd, fcntl.F_RDLCK, byte))
 
 
@@ -131,10 +131,10 @@ def _granted(findings: Findings, fd: int, kind: int, byte: int = 5) -> bool:
         return False
 
 
-def locks_fall(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def locks_fall(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Kill a process that holds a lock; another host then gets the lock."""
-    path = meeting.name(actor, 'held')
-    if actor is meeting.me:
+    path = mailbox.name(actor, 'held')
+    if actor is mailbox.me:
         files.make(path, b'')
         child = subprocess.Popen(
             [sys.executable, '-c', _HOLDER, path, str(_FAR)],
@@ -142,51 +142,51 @@ def locks_fall(meeting: Meeting, findings: Findings, actor: Member) -> None:
         assert child.stdout is not None     # it is a pipe
         try:
             held = child.stdout.readline() == b'held\n'
-            meeting.act(actor, 'held', held)
-            meeting.answer(actor, 'tried')
+            mailbox.signal(actor, 'held', held)
+            mailbox.reply(actor, 'tried')
         finally:
             child.kill()
             child.wait()
             child.stdout.close()
-        meeting.act(actor, 'killed')
-        meeting.answer(actor, 'granted')
+        mailbox.signal(actor, 'killed')
+        mailbox.reply(actor, 'granted')
         return
-    held = meeting.act(actor, 'held')
+    held = mailbox.signal(actor, 'held')
     with files.opened(path, os.O_RDWR) as fd:
-        meeting.answer(actor, 'tried')
-        meeting.act(actor, 'killed')
-        took = (_until_granted(meeting, findings, fd, _FAR) if held
+        mailbox.reply(actor, 'tried')
+        mailbox.signal(actor, 'killed')
+        took = (_until_granted(mailbox, findings, fd, _FAR) if held
                 else None)
         findings.find('locks-fall', took is not None, took,
                       f'one of {actor.host} stays' if held else
                       f'{actor.host} got none')
-        meeting.answer(actor, 'granted')
+        mailbox.reply(actor, 'granted')
 
 
-def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def rename(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Replace a file again and again while the others open it.
 
     The file that is replaced is open on the host that replaces it.
     """
-    path = meeting.name(actor, 'renamed')
-    if actor is meeting.me:
+    path = mailbox.name(actor, 'renamed')
+    if actor is mailbox.me:
         files.make(path, files.page('0'))
-        meeting.act(actor, 'there')
-        meeting.answer(actor, 'looking')
+        mailbox.signal(actor, 'there')
+        mailbox.reply(actor, 'looking')
         for number in range(1, RENAMES):
-            new = meeting.name(actor, f'new{number}')
+            new = mailbox.name(actor, f'new{number}')
             files.make(new, files.page(str(number)))
             with files.opened(path, os.O_RDONLY):
                 os.rename(new, path)
             time.sleep(host_mailbox.POLL / 2)
-        meeting.act(actor, 'renamed')
-        meeting.answer(actor, 'looked')
+        mailbox.signal(actor, 'renamed')
+        mailbox.reply(actor, 'looked')
         return
-    meeting.act(actor, 'there')
-    meeting.answer(actor, 'looking')
+    mailbox.signal(actor, 'there')
+    mailbox.reply(actor, 'looking')
     missing = mixed = 0
-    deadline = time.monotonic() + meeting.limit
-    while (not meeting.said(actor, 'renamed')
+    deadline = time.monotonic() + mailbox.limit
+    while (not mailbox.said(actor, 'renamed')
             and time.monotonic() < deadline):
         for _ in range(20):
             fd = _open_as_the_store_does(path)
@@ -202,8 +202,8 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
     if mixed:
         findings.add('rename', property_findings.UNFIT, None, 'a name that '
                      f'{actor.host} replaced led to a mixture {mixed} times')
-    meeting.act(actor, 'renamed')
-    meeting.answer(actor, 'looked')
+    mailbox.signal(actor, 'renamed')
+    mailbox.reply(actor, 'looked')
 
 
 def _open_as_the_store_does(path: str) -> int | None:
@@ -226,149 +226,149 @@ def _open_as_the_store_does(path: str) -> int | None:
     return None
 
 
-def new_names(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def new_names(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Make a file that the others asked for in vain before.
 
     They do not open the directory, in which nothing else is done.
     """
-    directory = os.path.join(meeting.place, actor.token)
+    directory = os.path.join(mailbox.place, actor.token)
     path = os.path.join(directory, 'new')
-    if actor is meeting.me:
+    if actor is mailbox.me:
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)
-        meeting.made.append(path)
-        meeting.act(actor, 'ready')
-        meeting.answer(actor, 'missed')
+        mailbox.made.append(path)
+        mailbox.signal(actor, 'ready')
+        mailbox.reply(actor, 'missed')
         files.make(path, b'')
-        meeting.act(actor, 'made')
-        meeting.answer(actor, 'seen')
-        meeting.unlink(path)
+        mailbox.signal(actor, 'made')
+        mailbox.reply(actor, 'seen')
+        mailbox.unlink(path)
         return
-    meeting.act(actor, 'ready')
+    mailbox.signal(actor, 'ready')
     os.path.exists(path)
-    meeting.answer(actor, 'missed')
-    meeting.act(actor, 'made')
-    took = meeting.until(lambda: os.path.exists(path))
+    mailbox.reply(actor, 'missed')
+    mailbox.signal(actor, 'made')
+    took = mailbox.until(lambda: os.path.exists(path))
     findings.find('new-names', took is not None and took < 1, took,
                   f'one of {actor.host} came late' if took is not None else
                   f'one of {actor.host} did not come')
-    meeting.answer(actor, 'seen')
+    mailbox.reply(actor, 'seen')
 
 
-def names_asked(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def names_asked(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Change names; the others look once they have opened the directory."""
-    directory = os.path.join(meeting.place, actor.token)
+    directory = os.path.join(mailbox.place, actor.token)
     made, gone, other = (os.path.join(directory, name)
                          for name in ('made', 'gone', 'other'))
-    if actor is meeting.me:
-        meeting.made += [made, gone, other]
+    if actor is mailbox.me:
+        mailbox.made += [made, gone, other]
         for path in (gone, other):
             files.make(path, b'old')
-        meeting.act(actor, 'ready')
-        meeting.answer(actor, 'looked')
+        mailbox.signal(actor, 'ready')
+        mailbox.reply(actor, 'looked')
         files.make(made, b'')
         os.unlink(gone)
         new = os.path.join(directory, 'new')
         files.make(new, b'new')
         os.rename(new, other)
-        meeting.act(actor, 'changed', os.stat(other).st_ino)
-        meeting.answer(actor, 'asked')
+        mailbox.signal(actor, 'changed', os.stat(other).st_ino)
+        mailbox.reply(actor, 'asked')
         for path in (made, other):
-            meeting.unlink(path)
+            mailbox.unlink(path)
         return
-    meeting.act(actor, 'ready')
+    mailbox.signal(actor, 'ready')
     os.listdir(directory)
     for path in (made, gone, other):
         os.path.exists(path)
-    meeting.answer(actor, 'looked')
-    inode = meeting.act(actor, 'changed')
+    mailbox.reply(actor, 'looked')
+    inode = mailbox.signal(actor, 'changed')
     with files.opened(directory, os.O_RDONLY | os.O_DIRECTORY):
         wrong = [word for word, bad in (
             ('a new name is missing', not os.path.exists(made)),
             ('a name that was removed is there', os.path.exists(gone)),
             ('a name that was replaced leads to the old file',
              files.inode(other) != inode)) if bad]
-    took = 0.0 if not wrong else meeting.until(
+    took = 0.0 if not wrong else mailbox.until(
         lambda: os.path.exists(made) and not os.path.exists(gone)
         and files.inode(other) == inode)
     findings.find('names-asked', not wrong, took,
                   f'of {actor.host}: {", ".join(wrong)}')
-    meeting.answer(actor, 'asked')
+    mailbox.reply(actor, 'asked')
 
 
-def close_to_open(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def close_to_open(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Change a file that the others have read; they open it again.
 
     The first time they leave it open meanwhile, as the store does.
     """
     for word in ('open', 'closed'):
-        path = meeting.name(actor, word)
-        if actor is meeting.me:
-            _write_twice(meeting, actor, path, word)
+        path = mailbox.name(actor, word)
+        if actor is mailbox.me:
+            _write_twice(mailbox, actor, path, word)
         else:
-            _read_twice(meeting, findings, actor, path, word)
+            _read_twice(mailbox, findings, actor, path, word)
 
 
-def _write_twice(meeting: Meeting, actor: Member, path: str, word: str
+def _write_twice(mailbox: Mailbox, actor: Member, path: str, word: str
                  ) -> None:
     files.make(path, files.page('before'))
-    meeting.act(actor, f'{word}-before')
-    meeting.answer(actor, f'{word}-read')
+    mailbox.signal(actor, f'{word}-before')
+    mailbox.reply(actor, f'{word}-read')
     with files.opened(path, os.O_RDWR) as fd:
         os.pwrite(fd, files.page('after'), 0)
-    meeting.act(actor, f'{word}-after')
-    meeting.answer(actor, f'{word}-again')
+    mailbox.signal(actor, f'{word}-after')
+    mailbox.reply(actor, f'{word}-again')
 
 
-def _read_twice(meeting: Meeting, findings: Findings, actor: Member,
+def _read_twice(mailbox: Mailbox, findings: Findings, actor: Member,
                 path: str, word: str) -> None:
-    meeting.act(actor, f'{word}-before')
+    mailbox.signal(actor, f'{word}-before')
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(files.opened(path, os.O_RDONLY))
         good = os.pread(first, files.PAGE, 0) == files.page('before')
         if word == 'closed':
             stack.close()
-        meeting.answer(actor, f'{word}-read')
-        meeting.act(actor, f'{word}-after')
+        mailbox.reply(actor, f'{word}-read')
+        mailbox.signal(actor, f'{word}-after')
         with files.opened(path, os.O_RDONLY) as fd:
             good &= os.pread(fd, files.PAGE, 0) == files.page('after')
     findings.find('close-to-open', good, None,
                   f'a file that {actor.host} closed was read as it had been')
-    meeting.answer(actor, f'{word}-again')
+    mailbox.reply(actor, f'{word}-again')
 
 
-def synced(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def synced(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Overwrite a file again and again, synced, while the others open it.
 
     On each other host a second process reads the file throughout, through an
     open file of its own: some clients then show old bytes to all processes.
     After each round the actor renames another file to the round's number.
     """
-    path = meeting.name(actor, 'synced')
-    if actor is meeting.me:
+    path = mailbox.name(actor, 'synced')
+    if actor is mailbox.me:
         mark = _mark(path, 0)
-        meeting.made.append(mark)
+        mailbox.made.append(mark)
         files.make(path, files.page('0'))
         files.make(mark, b'')
-        meeting.act(actor, 'there')
-        meeting.answer(actor, 'reading')
-        meeting.unlink(_overwrite(path, time.monotonic() + WATCHED))
-        meeting.act(actor, 'ended')
-        meeting.answer(actor, 'looked')
+        mailbox.signal(actor, 'there')
+        mailbox.reply(actor, 'reading')
+        mailbox.unlink(_overwrite(path, time.monotonic() + WATCHED))
+        mailbox.signal(actor, 'ended')
+        mailbox.reply(actor, 'looked')
         return
-    meeting.act(actor, 'there')
+    mailbox.signal(actor, 'there')
     with _reading_throughout(path):
-        meeting.answer(actor, 'reading')
+        mailbox.reply(actor, 'reading')
         looks = {'pages': _Looks(), 'fsync': _Looks()}
-        while not meeting.said(actor, 'ended'):
+        while not mailbox.said(actor, 'ended'):
             for key, read in ('pages', _read), ('fsync', _read_direct):
                 looks[key].look(path, read)
     for key, found in looks.items():
         findings.find(key, not found.wrong, None,
                       f'{found.wrong} of {found.count} looks did not show '
                       f'what {actor.host} had synced before')
-    meeting.act(actor, 'ended')
-    meeting.answer(actor, 'looked')
+    mailbox.signal(actor, 'ended')
+    mailbox.reply(actor, 'looked')
 
 
 def _mark(path: str, number: int) -> str:
@@ -442,10 +442,10 @@ class _Looks:
         self.wrong += not words or min(map(int, words)) < ended
 
 
-def maps(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def maps(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Map a file as memory, as LevelDB does, and write to it through that."""
-    path = meeting.name(actor, 'mapped')
-    if actor is meeting.me:
+    path = mailbox.name(actor, 'mapped')
+    if actor is mailbox.me:
         with files.made(path, files.page('x')) as fd:
             try:
                 for flags in mmap.MAP_SHARED, mmap.MAP_PRIVATE:
@@ -456,13 +456,13 @@ def maps(meeting: Meeting, findings: Findings, actor: Member) -> None:
             except OSError as e:
                 good, detail = False, f'mmap: {e.strerror}'
         findings.find('maps', good, None, detail)
-    meeting.act(actor, 'mapped')
+    mailbox.signal(actor, 'mapped')
 
 
-def database(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def database(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Make a LevelDB, which another host opens and adds to; then open it."""
-    path = meeting.name(actor, 'database')
-    members = sorted([meeting.me, *meeting.others], key=lambda m: m.token)
+    path = mailbox.name(actor, 'database')
+    members = sorted([mailbox.me, *mailbox.others], key=lambda m: m.token)
     other = members[(members.index(actor) + 1) % len(members)]
 
     def use(done: int) -> None:
@@ -472,20 +472,20 @@ def database(meeting: Meeting, findings: Findings, actor: Member) -> None:
             good, detail = False, leveldb.words(e)
         findings.find('database', good, None, detail)
 
-    if actor is meeting.me:
+    if actor is mailbox.me:
         try:
             use(0)
-            meeting.act(actor, 'filled')
-            meeting.hear(f'{meeting.step}-used', [other])
+            mailbox.signal(actor, 'filled')
+            mailbox.receive(f'{mailbox.step}-used', [other])
             use(2)
         finally:
             shutil.rmtree(path, ignore_errors=True)
     else:
-        meeting.act(actor, 'filled')
-        if other is meeting.me:
+        mailbox.signal(actor, 'filled')
+        if other is mailbox.me:
             use(1)
-            meeting.say(f'{meeting.step}-used', True)
-    meeting.act(actor, 'checked')
+            mailbox.send(f'{mailbox.step}-used', True)
+    mailbox.signal(actor, 'checked')
 
 
 def _use_database(path: str, done: int) -> bool:
@@ -503,22 +503,22 @@ def _use_database(path: str, done: int) -> bool:
     return len(found) == done * ENTRIES and set(found.values()) <= {bytes(100)}
 
 
-def unlinked(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def unlinked(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Remove a file that the others have open, and go on reading."""
-    path = meeting.name(actor, 'unlinked')
-    if actor is meeting.me:
+    path = mailbox.name(actor, 'unlinked')
+    if actor is mailbox.me:
         files.make(path, files.page('x') * 16)
-        meeting.act(actor, 'made')
-        meeting.answer(actor, 'open')
+        mailbox.signal(actor, 'made')
+        mailbox.reply(actor, 'open')
         os.unlink(path)
-        meeting.act(actor, 'unlinked')
-        meeting.answer(actor, 'read')
+        mailbox.signal(actor, 'unlinked')
+        mailbox.reply(actor, 'read')
         return
-    meeting.act(actor, 'made')
+    mailbox.signal(actor, 'made')
     with files.opened(path, os.O_RDONLY) as fd:
         os.pread(fd, 10, 0)
-        meeting.answer(actor, 'open')
-        meeting.act(actor, 'unlinked')
+        mailbox.reply(actor, 'open')
+        mailbox.signal(actor, 'unlinked')
         detail = 'other bytes were read'
         data = b''
         with contextlib.suppress(OSError):
@@ -529,45 +529,45 @@ def unlinked(meeting: Meeting, findings: Findings, actor: Member) -> None:
             detail = e.strerror or str(e)
         findings.find('unlinked', data == files.page('x'), None,
                       f'one that {actor.host} unlinked: {detail}')
-    meeting.answer(actor, 'read')
+    mailbox.reply(actor, 'read')
 
 
-def punch(meeting: Meeting, findings: Findings, actor: Member) -> None:
+def punch(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
     """Punch a hole into a file, and compare what the hosts read."""
-    path = meeting.name(actor, 'punched')
-    if actor is meeting.me:
+    path = mailbox.name(actor, 'punched')
+    if actor is mailbox.me:
         with files.made(path, files.page('x') * 2) as fd:
             error = files.punch(fd, files.PAGE)
             findings.find('punch', not error, None, os.strerror(error))
-        meeting.act(actor, 'punched', error)
-        meeting.answer(actor, 'read')
+        mailbox.signal(actor, 'punched', error)
+        mailbox.reply(actor, 'read')
         return
-    error = meeting.act(actor, 'punched')
+    error = mailbox.signal(actor, 'punched')
     with files.opened(path, os.O_RDONLY) as fd:
         wanted = files.page('x') if error else bytes(files.PAGE)
         findings.find('punch', os.pread(fd, files.PAGE, 0) == wanted, None,
                       f'{actor.host} reads other bytes than this host')
-    meeting.answer(actor, 'read')
+    mailbox.reply(actor, 'read')
 
 
-def link(meeting: Meeting, findings: Findings, members: list[Member]) -> None:
+def link(mailbox: Mailbox, findings: Findings, members: list[Member]) -> None:
     """Link files to the same names on all hosts; each name has room for one.
 
     :param members: all hosts, in the same order on all of them
     """
-    own = [meeting.name(meeting.me, f'own-{number}')
+    own = [mailbox.name(mailbox.me, f'own-{number}')
            for number in range(LINKS // LINKS_OF_ONE)]
     # In a directory that nobody lists: a listing would have the server asked.
-    paths = [os.path.join(meeting.place, members[0].token, f'{number:03}')
+    paths = [os.path.join(mailbox.place, members[0].token, f'{number:03}')
              for number in range(LINKS)]
-    meeting.made += paths
+    mailbox.made += paths
     for path in own:
         files.make(path, b'')
     # A host that remembers that they are missing must still ask the server.
     for path in paths:
         os.path.exists(path)
-    meeting.say(f'{meeting.step}-ready', True)
-    meeting.hear(f'{meeting.step}-ready')
+    mailbox.send(f'{mailbox.step}-ready', True)
+    mailbox.receive(f'{mailbox.step}-ready')
     won = []
     for number, path in enumerate(paths):
         try:
@@ -578,9 +578,9 @@ def link(meeting: Meeting, findings: Findings, members: list[Member]) -> None:
         except OSError as e:
             findings.find('link', False, None, e.strerror or str(e))
             break
-    meeting.say(f'{meeting.step}-won', won)
-    claims = [set(won), *map(set, meeting.hear(
-        f'{meeting.step}-won').values())]
+    mailbox.send(f'{mailbox.step}-won', won)
+    claims = [set(won), *map(set, mailbox.receive(
+        f'{mailbox.step}-won').values())]
     twice = sum(map(len, claims)) - len(set().union(*claims))
     findings.find('link', not twice, None,
                   f'{twice} of {LINKS} names were linked more than once')

@@ -43,7 +43,7 @@ class Trial:
         self._hosts = hosts
         self._wait = wait
         self._progress = progress or (lambda done, total, what: None)
-        self._meeting = host_mailbox.Meeting(
+        self._meeting = host_mailbox.Mailbox(
             self._path, os.path.join(self._path, _PLACE), limit)
         self._findings = property_findings.Findings()
 
@@ -64,7 +64,7 @@ class Trial:
             with contextlib.suppress(FileExistsError):
                 access.make_directory(
                     self._meeting.place, access.directory_mode(self._path))
-            self._meeting.meet(self._hosts, self._wait, self._progress)
+            self._meeting.wait_for_all(self._hosts, self._wait, self._progress)
             self._try_all()
             self._compare()
             return list(self._findings.by_key.values())
@@ -72,15 +72,15 @@ class Trial:
             self._meeting.clean()
 
     def _try_all(self) -> None:
-        meeting = self._meeting
-        members = sorted([meeting.me, *meeting.others], key=lambda m: m.token)
+        mailbox = self._meeting
+        members = sorted([mailbox.me, *mailbox.others], key=lambda m: m.token)
         total = len(properties.TRIALS) * len(members) + 1
         for key, trial in properties.TRIALS.items():
             for actor in members:
                 self._begin_step(total, key)
-                trial(meeting, self._findings, actor)
+                trial(mailbox, self._findings, actor)
         self._begin_step(total, 'link')
-        properties.link(meeting, self._findings, members)
+        properties.link(mailbox, self._findings, members)
 
     def _begin_step(self, total: int, key: str) -> None:
         self._progress(self._meeting.step, total,
@@ -93,19 +93,19 @@ class Trial:
         It does so before it says what it found. So when another host knows all
         findings, they are kept.
         """
-        meeting = self._meeting
-        if meeting.is_first():
+        mailbox = self._meeting
+        if mailbox.is_first():
             self._keep(self._hear_found())
             self._say_found()
-            meeting.hear('heard')
+            mailbox.receive('heard')
         else:
             self._say_found()
             self._hear_found()
-            meeting.say('heard', True)
-        meeting.over = True
+            mailbox.send('heard', True)
+        mailbox.over = True
 
     def _say_found(self) -> None:
-        self._meeting.say('found', {
+        self._meeting.send('found', {
             'mount': dataclasses.asdict(trialrecord.mount_of(self._path)),
             'findings': {key: dataclasses.astuple(finding)[1:]
                          for key, finding in self._findings.by_key.items()}})
@@ -113,7 +113,7 @@ class Trial:
     def _hear_found(self) -> list[trialrecord.Mount]:
         """Take in the others' findings; return their mounts."""
         mounts = []
-        for said in self._meeting.hear('found').values():
+        for said in self._meeting.receive('found').values():
             mount = trialrecord.Mount(**said['mount'])
             for key, (verdict, seconds, detail) in said['findings'].items():
                 self._findings.add(key, verdict, seconds,

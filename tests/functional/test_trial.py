@@ -186,7 +186,7 @@ def test_a_message_is_whole_when_it_is_listed(tmp_path):
         prepare(hosts)
         os.mkdir(hosts[0].root / 'repository/locks/trial')
         here, there = (
-            host_mailbox.Meeting('', host.root / 'repository/locks/trial',
+            host_mailbox.Mailbox('', host.root / 'repository/locks/trial',
                                  LIMIT)
             for host in hosts)
         looking, seen = threading.Event(), threading.Event()
@@ -210,7 +210,7 @@ def test_a_message_is_whole_when_it_is_listed(tmp_path):
 
 def test_a_slow_look_finds_no_late_change(tmp_path):
     """What the first look shows was there at once, however long it took."""
-    here = host_mailbox.Meeting('', tmp_path, LIMIT)
+    here = host_mailbox.Mailbox('', tmp_path, LIMIT)
 
     def look(*shown):
         answers = iter(shown)

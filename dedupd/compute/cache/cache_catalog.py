@@ -56,7 +56,7 @@ _MARK = re.compile('[0-9a-f]{64}')
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class CachedImage:
     """What the cache knows of an image."""
 
     size: int
@@ -82,7 +82,7 @@ class Entry:
             raise ValueError(f'{self.wrong!r} is not a mark')
 
 
-def encode(images: dict[str, Entry]) -> bytes:
+def encode(images: dict[str, CachedImage]) -> bytes:
     """Encode the file's content."""
     return imagelist.encode(_KIND, (
         {'id': image_id, **{name: value for name, value
@@ -92,15 +92,15 @@ def encode(images: dict[str, Entry]) -> bytes:
         for image_id, entry in images.items()))
 
 
-def decode(content: bytes) -> dict[str, Entry]:
+def decode(content: bytes) -> dict[str, CachedImage]:
     """Decode the images of a file.
 
     :raises ValueError: if the file is invalid; the message says why
     """
-    def named(id: str, **fields: Any) -> tuple[str, Entry]:
+    def named(id: str, **fields: Any) -> tuple[str, CachedImage]:
         if not imageids.is_valid(id):
             raise ValueError(f'{id!r} is not an image id')
-        return id, Entry(**fields)
+        return id, CachedImage(**fields)
 
     return dict(imagelist.decode(content, _KIND, MAX_SIZE, named))
 
@@ -143,8 +143,10 @@ class Held:
         self._path = os.path.join(repository.path, NAME)
         self._changed = threading.Condition()
         self._saving = threading.Lock()
-        self._images: dict[str, Entry] = {}     # the most recently used last
-        self._wrong: dict[str, Entry] = {}      # images that are not here
+        self._images: dict[str,
+                           CachedImage] = {}     # the most recently used last
+        self._wrong: dict[str,
+                          CachedImage] = {}      # images that are not here
         self._dirty = False
         self._closed = False
         self._told = False      # logged that it cannot be written
@@ -185,7 +187,7 @@ class Held:
         with self._changed:
             self._images.pop(image_id, None)
             self._wrong.pop(image_id, None)
-            self._images[image_id] = Entry(size, md5, int(time.time()))
+            self._images[image_id] = CachedImage(size, md5, int(time.time()))
             if len(self._images) > MAX_COUNT:
                 del self._images[next(iter(self._images))]
             self._touch()
@@ -209,7 +211,8 @@ class Held:
         with self._changed:
             self._images.pop(image_id, None)
             before = self._wrong.pop(image_id, None)
-            self._wrong[image_id] = Entry(size, None, int(time.time()), mark)
+            self._wrong[image_id] = CachedImage(size, None, int(time.time()),
+                                                mark)
             if len(self._wrong) > MAX_WRONG:
                 del self._wrong[next(iter(self._wrong))]
             self._touch()

@@ -50,7 +50,7 @@ def test_it_is_an_ordered_map(monkeypatch, limit):
     monkeypatch.setattr(record_table, 'LIMIT', limit)
     monkeypatch.setattr(record_table, 'BATCH', 1000)
     rng = random.Random(limit)
-    model, store = {}, record_table.Store()
+    model, store = {}, record_table.RecordTable()
     for _ in range(300):
         key = b'%c%03d' % (rng.choice(b'abc'), rng.randrange(100))
         if rng.random() < 0.5:

@@ -21,7 +21,7 @@ def repo(tmp_path):
 
 @pytest.fixture
 def holds(repo):
-    return pins.Holds(repo)
+    return pins.Pins(repo)
 
 
 def require_readable(lease, data=DATA):

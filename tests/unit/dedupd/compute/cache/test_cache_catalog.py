@@ -212,10 +212,10 @@ def test_only_so_much_is_remembered(cache, monkeypatch):
 
 def test_the_largest_file_is_no_larger():
     last = (1 << 63) - 1
-    images = {f'{n:0128}': cache_catalog.Entry(last, MD5, last)
+    images = {f'{n:0128}': cache_catalog.CachedImage(last, MD5, last)
               for n in range(cache_catalog.MAX_COUNT)}
-    images |= {f'{n:0127}w': cache_catalog.Entry((1 << 63) - 1, None,
-                                                 (1 << 63) - 1, 'f' * 64)
+    images |= {f'{n:0127}w': cache_catalog.CachedImage((1 << 63) - 1, None,
+                                                       (1 << 63) - 1, 'f' * 64)
                for n in range(cache_catalog.MAX_WRONG)}
     content = cache_catalog.encode(images)
     assert len(content) <= cache_catalog.MAX_SIZE
