@@ -277,8 +277,9 @@ class Daemon:
         options, server = self._options, self._server
         endpoints = http_api.API(self._control, self._reads, self._receiving,
                                  self._uploads,
-                                 slice_fetching.Fetching(self._repository,
-                                                         server.shared.stopping),
+                                 slice_fetching.Fetching(
+                                     self._repository,
+                                     server.shared.stopping),
                                  self._lending, self._repository.path,
                                  self._scheduler.watchers,
                                  server.shared.stopping,

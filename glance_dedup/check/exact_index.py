@@ -185,8 +185,10 @@ class IndexFile:
             return other in ADDRESSES and kept in ADDRESSES and other != kept
         if self._name.kind == 'cursors':
             group, slots = CURSOR.unpack(item)
-            return 0 < group < ondisk.MAX_GROUP and slots <= ondisk.MAX_SLOTS and (
-                before is None or CURSOR.unpack(before)[0] < group)
+            return (0 < group < ondisk.MAX_GROUP
+                    and slots <= ondisk.MAX_SLOTS
+                    and (before is None
+                         or CURSOR.unpack(before)[0] < group))
         if (address_of(item) not in ADDRESSES
                 or int.from_bytes(item[:2]) >> MAX_BITS - self._name.bits
                 != self._name.shard):

@@ -39,7 +39,8 @@ class Attach(command.RepositoryCommand, show.ShowOne):
         from glance_dedup.base import signingkeys
         from glance_dedup.repository import prefix_owners
 
-        work = prefix_owners.move if parsed_args.moved else prefix_owners.attach
+        work = (prefix_owners.move if parsed_args.moved
+                else prefix_owners.attach)
         with self.open() as repo:
             settings = work(repo, place_of(parsed_args.url, parsed_args),
                             parsed_args.credentials, parsed_args.cache_mib)

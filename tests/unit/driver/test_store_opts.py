@@ -55,7 +55,8 @@ def test_bounds(tmp_path, name, good, bad):
 def test_no_option_is_given_twice_by_list_opts():
     (group, listed), = store_opts.list_opts()
     assert group == 'dedup'
-    assert listed == store_opts.dedup_opts and listed is not store_opts.dedup_opts
+    assert listed == store_opts.dedup_opts
+    assert listed is not store_opts.dedup_opts
 
 
 def test_glance_lists_them():

@@ -187,7 +187,8 @@ import sys, warnings
 warnings.simplefilter('ignore', RuntimeWarning)
 from glance_dedup.repository import image_repository
 path, index, directory, data = sys.argv[1:]
-with image_repository.Repository(path, index=index, index_dir=directory) as repo:
+with image_repository.Repository(
+        path, index=index, index_dir=directory) as repo:
     stat = repo.put('other', data)
     print(stat.new_bytes, repo.filter.error or '')
 '''
