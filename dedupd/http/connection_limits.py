@@ -38,7 +38,7 @@ class Place:
 
     @property
     def spare(self) -> bool:
-        """Whether the connection may be ended if another needs its place."""
+        """Return whether the connection may end for the sake of another."""
         return self in self._peer.spare
 
     @spare.setter

@@ -70,7 +70,7 @@ class HTTPConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether the connection only waits for its client's next request."""
+        """Return whether the connection only waits for its next request."""
         return self._place.spare
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class HTTPConnection:
             self._stream.close()
 
     def outdated(self) -> bool:
-        """Whether the trust that made the peer an operator has changed.
+        """Return whether the trust that made the peer an operator changed.
 
         Only a new connection judges the certificate again.
         """

@@ -53,7 +53,7 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What an answer says of the image that its bytes are of."""
+    """Facts in an answer about the image that its bytes belong to."""
 
     size: int
     md5: str | None
@@ -61,7 +61,7 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """What a client has got of a range of an image."""
+    """Progress of a client through a range of an image."""
 
     begin: int
     handed: int
@@ -165,7 +165,7 @@ async def _part(upstream: upstream_client.Upstream, request: Asked,
 
 def _skipped(answer: upstream_client.Answer, facts: Facts, offset: int,
              end: int) -> int:
-    """How many bytes of an answer come before the range's.
+    """Return how many bytes of an answer come before the range's.
 
     :raises UpstreamError: if the answer is not of this range of the image
     """

@@ -27,7 +27,7 @@ class Connection(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether the connection may be cut off now."""
+        """Return whether the connection may be cut off now."""
 
     async def run(self) -> None:
         """Serve the connection to its end, and close its socket."""
@@ -56,13 +56,13 @@ class Listener:
 
     @property
     def handlers(self) -> routing.Router | routing.Relay:
-        """What answers HTTP requests, if the protocol is HTTP."""
+        """Return the handlers of HTTP requests, if the protocol is HTTP."""
         if self.router is None:
             raise TypeError(f'{self.name} does not speak HTTP')
         return self.router
 
     def is_meant(self, host: str) -> bool:
-        """Whether a request with this Host seems to be for this daemon.
+        """Return whether a request with this Host seems meant for this daemon.
 
         A foreign web page can make its own name point to the loopback
         interface of its reader, and then send requests to this daemon. Where
@@ -87,12 +87,12 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether this is an address of the loopback interface."""
+    """Return whether this is an address of the loopback interface."""
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
 def is_path(address: str) -> bool:
-    """Whether this is the path of a Unix socket, and not ADDRESS:PORT."""
+    """Return whether this is a Unix socket's path, not ADDRESS:PORT."""
     return address.startswith('/')
 
 

@@ -105,7 +105,7 @@ class Pieces(Protocol):
 
 
 class Session(Protocol):
-    """What follows on a connection that changes to another protocol."""
+    """Session on a connection that changes to another protocol."""
 
     headers: dict[str, str]
 

@@ -19,7 +19,7 @@ Admit = Callable[..., contextlib.AbstractAsyncContextManager[None]]
 
 @dataclasses.dataclass
 class Route:
-    """How requests of one method and path are served; see `Router.add`."""
+    """Handler for requests of one method and path; see `Router.add`."""
 
     handler: Handler
     body_limit: int

@@ -150,7 +150,7 @@ class SocketStream:
 
     async def _ready(self, add: Callable, remove: Callable,
                      timeout: float) -> bool:
-        """Whether the socket becomes ready within the timeout."""
+        """Return whether the socket becomes ready within the timeout."""
         future = self._loop.create_future()
 
         def finish(value: bool) -> None:

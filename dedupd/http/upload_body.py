@@ -75,7 +75,7 @@ class Body:
         return await anext(self._body)
 
     async def aclose(self) -> None:
-        """What the user calls at its end; the body stays as it is."""
+        """Do nothing: the user calls this at its end, and the body stays."""
 
     async def drain(self) -> None:
         """Read the rest, as fast as the client sends it, and forget it.

@@ -71,7 +71,7 @@ class _Stale(Exception):
 
 
 def may_repeat(method: str, body: AsyncGenerator[bytes, None] | None) -> bool:
-    """Whether a request changes nothing, however often it is sent."""
+    """Return whether a request changes nothing, however often it is sent."""
     return method in _SAFE and body is None
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who may use a repository, and the modes and groups of its files.
+"""Checks users of a repository, and the modes and groups of its files.
 
 A repository belongs to one user alone, or, if its directory lets its group
 write, to that group. New files and directories get their mode from the
@@ -32,7 +32,7 @@ _LEASE_PAUSE = 0.01
 
 
 def is_shared(status: os.stat_result) -> bool:
-    """Whether the group shares a repository with such a directory."""
+    """Return whether the group shares a repository with this directory."""
     return bool(status.st_mode & stat.S_IWGRP)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the end of a ``with`` block closes: objects and file descriptors."""
+"""Closes objects and file descriptors at the end of a ``with`` block."""
 
 from collections.abc import Iterator
 import contextlib

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What can go wrong with a repository, one class per kind.
+"""Errors of a repository, one class for each kind.
 
 The engine raises these itself: a table in ``binding/common.c`` maps its status
 to these classes.  Each message is a sentence that says what happened, and to
@@ -70,7 +70,7 @@ class UnfitFileSystem(RepositoryError):
 
 
 class UnavailableError(RepositoryError):
-    """What is needed cannot be reached now.
+    """Something that is needed cannot be reached now.
 
     It is neither lost nor damaged, as far as anybody knows.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether a file system has the locks that a repository stands on.
+"""Tests whether a file system has the locks that a repository needs.
 
 Opening a repository checks this, by a few system calls that leave nothing
 behind. One host can see that the file system refuses locks, that locks keep
@@ -91,7 +91,7 @@ def lock(fd: int, kind: int, byte: int) -> bool:
 
 
 def is_byte_locked(fd: int, byte: int) -> bool:
-    """Whether another open file, perhaps on another host, locks a byte.
+    """Return whether another open file, on any host, locks a byte.
 
     The lock is only asked for, not taken.
 
@@ -103,7 +103,7 @@ def is_byte_locked(fd: int, byte: int) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Whether some process, perhaps on another host, locks a file's byte 0.
+    """Return whether some process, on any host, locks a file's byte 0.
 
     The lock is only asked for, not taken. This process's own count, too.
 
@@ -143,7 +143,7 @@ def _require_shared(path: str) -> None:
 
 
 def _try_locks(file: str) -> str | None:
-    """What is wrong with a file's locks, in words; None: nothing."""
+    """Return a sentence on what is wrong with a file's locks, or None."""
     flags = os.O_RDWR | os.O_NOFOLLOW
     with (closing.descriptor(access.open_file(file, flags)) as one,
           closing.descriptor(access.open_file(file, flags)) as two):

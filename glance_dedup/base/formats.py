@@ -38,7 +38,7 @@ Reader = Callable[[int, int], bytes]
 
 
 def shares_nothing(head: bytes | memoryview) -> bool:
-    """Whether an image that begins with these bytes will share few blocks.
+    """Return whether an image with this beginning will share few blocks.
 
     :param head: so much of the beginning as is at hand. The table of a qcow2
         that tells compressed clusters is mostly in its first MiB.
@@ -48,7 +48,7 @@ def shares_nothing(head: bytes | memoryview) -> bool:
 
 
 def advice(read: Reader) -> str | None:
-    """Why this image will share few blocks, and what to do; None: not known.
+    """Return why this image will share few blocks, and the remedy, or None.
 
     :param read: reads from the image
     """

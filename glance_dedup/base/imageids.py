@@ -34,7 +34,7 @@ is_backup_name = re.compile(_NAME).fullmatch
 
 
 class VolumeRecipe(NamedTuple):
-    """What the id of a volume's recipe says."""
+    """Parts of the id of a volume's recipe."""
 
     volume_id: str
     """32 hexadecimal digits."""
@@ -43,7 +43,7 @@ class VolumeRecipe(NamedTuple):
 
 
 def of_volume(image_id: str) -> VolumeRecipe | None:
-    """What an id says if it is that of a volume's recipe; None: it is not.
+    """Return the parts of the id of a volume's recipe; None: it is none.
 
     Every id that begins as those of a volume's recipes do is the volume's,
     since its owner deletes those among them that it does not need. The engine
@@ -59,7 +59,7 @@ def of_volume(image_id: str) -> VolumeRecipe | None:
 
 
 def is_image(image_id: str) -> bool:
-    """Whether a string can be the id of an image that users have."""
+    """Return whether a string can be the id of an image that users have."""
     return bool(is_valid(image_id)) and of_volume(image_id) is None
 
 
@@ -77,7 +77,7 @@ def upload_id() -> str:
 
 
 class Backup(NamedTuple):
-    """What the id of a backup says. Sorted by name, then by time."""
+    """Parts of the id of a backup. Sorted by name, then by time."""
 
     name: str
     """The name of what was backed up."""
@@ -93,7 +93,7 @@ class Backup(NamedTuple):
 
 
 def of_backup(image_id: str) -> Backup | None:
-    """What an id says if it is that of a backup; None: it is not.
+    """Return the parts of the id of a backup; None: it is none.
 
     The time is the last part, so that a name may have any underscores.
     """

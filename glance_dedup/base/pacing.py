@@ -24,7 +24,7 @@ _TICKS = os.sysconf('SC_CLK_TCK')
 
 
 def idle_seconds() -> float:
-    """How many seconds processors were idle, together, since the boot."""
+    """Return for how many seconds all processors were idle since the boot."""
     with open('/proc/stat') as f:
         # A processor that waits for a disk counts as idle: it could work.
         return sum(map(int, f.readline().split()[4:6])) / _TICKS
@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 
 class Pace:
-    """How far a task is, how fast it may go, and whether to stop.
+    """Progress and speed of a task, and the request to stop it.
 
     Only the thread that runs the task writes to it. Any thread may read the
     attributes or call :meth:`stop`.

@@ -45,5 +45,5 @@ def choose(scope: str | bytes, project: str) -> bytes:
 
 
 def describe(scope_id: bytes) -> str:
-    """Which of CHOICES gave an image its scope."""
+    """Return which of CHOICES gave an image its scope."""
     return 'global' if scope_id == GLOBAL else 'project'

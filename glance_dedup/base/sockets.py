@@ -42,7 +42,7 @@ def connect_unix(path: str, seconds: float) -> socket.socket:
 
 
 def is_served(path: str | os.PathLike[str]) -> bool:
-    """Whether a process listens on a Unix socket, even with a full queue.
+    """Return whether a process listens on a Unix socket, though it is busy.
 
     :raises OSError: the socket cannot be asked
     """

@@ -36,7 +36,7 @@ class Expired(Exception):
 
 
 def failed(future: futures.Future) -> bool:
-    """Whether a finished call was cancelled or raised."""
+    """Return whether a finished call was cancelled or raised."""
     return future.cancelled() or future.exception() is not None
 
 
@@ -91,7 +91,7 @@ class Workers:
         return future
 
     def wanted(self) -> bool:
-        """Whether some call waits for a worker."""
+        """Return whether some call waits for a worker."""
         return bool(self._tasks)
 
     @property

@@ -93,7 +93,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What is known of a mount.
+    """Findings about a mount.
 
     :ivar time: when it was tried; None: it was not
     """
@@ -105,7 +105,7 @@ class Result:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the mount was tried as it is now."""
+        """Return whether the mount was tried as it is now."""
         return self.verdict not in (NOT_TRIED, CHANGED)
 
 

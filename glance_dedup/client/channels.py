@@ -107,7 +107,7 @@ class Channel(io.RawIOBase):
         """Do nothing: http.client calls this at the end of an answer."""
 
     def usable(self) -> bool:
-        """Whether another request can be sent: open, and nothing to read."""
+        """Return whether a request can be sent: open, and nothing to read."""
         try:
             poll = select.poll()
             poll.register(self._socket)
@@ -117,7 +117,7 @@ class Channel(io.RawIOBase):
             return False
 
     def is_whole(self) -> bool:
-        """Whether the peer of a Unix socket has not ended the connection."""
+        """Return whether the peer of a Unix socket has kept the connection."""
         try:
             # Nothing is sent, but to an ended connection it fails. In a
             # process that eventlet has patched, there is no select.poll.

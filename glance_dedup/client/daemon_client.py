@@ -31,7 +31,7 @@ _MARKING = 120.0
 
 
 class Client(daemon_connection.Requester):
-    """What a daemon knows and does. Thread-safe."""
+    """Client of a daemon: one method for each operation. Thread-safe."""
 
     # -- what the daemon knows --------------------------------------------
 
@@ -56,7 +56,7 @@ class Client(daemon_connection.Requester):
         return self.request_list('/v1/groups', 'groups')
 
     def sharing(self) -> dict:
-        """How many blocks the largest images have in common."""
+        """Return how many blocks the largest images have in common."""
         return self.request_json('GET', '/v1/sharing')
 
     # -- what the daemon does ---------------------------------------------

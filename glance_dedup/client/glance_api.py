@@ -109,7 +109,7 @@ def image_of(record: Record) -> Image:
 
 
 def is_configured() -> bool:
-    """Whether the environment names a cloud."""
+    """Return whether the environment names a cloud."""
     return any(os.environ.get(name) for name in (
         'OS_CLOUD', 'OS_AUTH_URL', 'OS_AUTH_TYPE'))
 
@@ -208,7 +208,7 @@ class Glance:
                 "roles 'admin' and 'service'")
 
     def has_project(self, project: str) -> bool | None:
-        """Whether Keystone knows a project; None if it does not say."""
+        """Return whether Keystone knows a project; None if it does not say."""
         from keystoneauth1 import exceptions
         from keystoneauth1 import plugin
 

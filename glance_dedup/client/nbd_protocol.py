@@ -62,7 +62,7 @@ _CONTEXT_ID = 1
 
 
 class Option(enum.IntEnum):
-    """What a client asks for while haggling."""
+    """Options that a client sends before transmission."""
 
     EXPORT_NAME = 1
     ABORT = 2
@@ -120,7 +120,7 @@ class Flag(enum.IntFlag):
 
 
 class RequestFlag(enum.IntFlag):
-    """How a request is to be answered."""
+    """Flags of a request that say how to answer it."""
 
     DF = 1 << 2
     """all data of a read in one chunk"""
@@ -129,7 +129,7 @@ class RequestFlag(enum.IntFlag):
 
 
 class Error(enum.IntEnum):
-    """Why a request failed; the numbers are those of Linux."""
+    """Errors of a failed request; the numbers are those of Linux."""
 
     EPERM = 1
     EIO = 5

@@ -36,7 +36,7 @@ PAUSE_SECONDS = 10.0
 
 
 class Asker:
-    """What one process knows of the daemon on a socket. Thread-safe.
+    """State that one process has of the daemon on a socket. Thread-safe.
 
     Calls are those of ``ask_slices`` of
     :class:`glance_dedup.repository.image_repository.Repository`.

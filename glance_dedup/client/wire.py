@@ -86,7 +86,7 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeHeader:
-    """What a recipe says of the whole image."""
+    """Header of a recipe: facts about the whole image."""
 
     block_size: int
     size: int

@@ -30,7 +30,7 @@ PAUSE_SECONDS = 10.0
 
 
 class Daemon:
-    """What one process knows about the daemon of one repository.
+    """State that one process has of the daemon of one repository.
 
     Thread-safe without a lock, since a fork could leave a lock locked. So two
     threads at once may try, or log, once too often. Every stream has a

@@ -619,7 +619,7 @@ class Store(driver.Store):
         return stat
 
     def _locations_are_shown(self) -> bool:
-        """Whether somebody may have got another project's location.
+        """Return whether somebody may have got another project's location.
 
         Glance tells the store who deletes, but not who owns the image.  So the
         store cannot tell a thief from an owner for whom an administrator has

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What each kind of object store does in its own way.
+"""Interface of the kinds of object stores.
 
 A backend makes one request and reports how it went. The rest is the same for
 all: see :mod:`glance_dedup.objects.object_store`. Backends are thread-safe.
@@ -70,7 +70,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def size(self, key: str) -> int:
-        """How many bytes an object has."""
+        """Return how many bytes an object has."""
 
     @abc.abstractmethod
     def keys(self, prefix: str) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where objects are: in which bucket or container of which object store.
+"""Locations of objects: the bucket or container of an object store.
 
 Credentials are no part of it (:mod:`glance_dedup.objects.credentials`), so it
 may be written down and shown.

@@ -63,7 +63,7 @@ class Counts:
 
 
 class ObjectStore(closing.Closing):
-    """What a bucket or container has below a prefix. Thread-safe.
+    """Objects of a bucket or container below a prefix. Thread-safe.
 
     Keys are given, and listed, without the prefix.
 
@@ -141,7 +141,7 @@ class ObjectStore(closing.Closing):
         return self._request(f'GET {key}', receive)
 
     def size(self, key: str) -> int:
-        """How many bytes an object has."""
+        """Return how many bytes an object has."""
         def ask(backend: backend_base.Backend) -> int:
             self._count(others=1)
             return backend.size(self._prefix + key)
@@ -231,7 +231,7 @@ class ObjectStore(closing.Closing):
 
 
 def find(store: ObjectStore, key: str) -> int | None:
-    """How many bytes an object has; None: there is none that can be seen.
+    """Return how many bytes an object has, or None if none is seen.
 
     :raises UnavailableError: the object store does not answer
     """

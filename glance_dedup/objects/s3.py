@@ -174,7 +174,7 @@ def _errors() -> Iterator[None]:
 
 def _kind(error: botocore_exceptions.ClientError
           ) -> exceptions.UnavailableError:
-    """What an answer means, in our words and the server's."""
+    """Return the meaning of an answer, in our words and the server's."""
     facts = error.response.get('Error', {})
     code = str(facts.get('Code', ''))
     status = error.response.get('ResponseMetadata', {}).get('HTTPStatusCode')

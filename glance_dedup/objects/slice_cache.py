@@ -57,7 +57,7 @@ def key_of(owner: str, group: int, object_id: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What this process did for slices since it opened the repository."""
+    """Counters of slices since this process opened the repository."""
 
     gets: int = 0
     """Requests to the object store."""
@@ -101,7 +101,7 @@ class Ask(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where slices come from, and how many are kept."""
+    """Source of slices, and how many are kept."""
 
     store: object_store.ObjectStore
     owners: tuple[str, ...]
@@ -112,7 +112,7 @@ class Source:
 
 
 class Slices(closing.Closing):
-    """What brings slices into a directory, and evicts others.
+    """Cache that brings slices into a directory, and evicts others.
 
     Thread-safe. It belongs to the process that made it: after a fork the child
     makes its own.
@@ -358,7 +358,7 @@ class Slices(closing.Closing):
 
     @property
     def figures(self) -> Figures:
-        """What this process did."""
+        """Return the counters of this process."""
         counts = (self._source.store.counts if self._source
                   else object_store.Counts())
         with self._lock:

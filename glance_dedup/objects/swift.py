@@ -169,7 +169,7 @@ def _errors() -> Iterator[None]:
 
 
 def _kind(error: client.ClientException) -> exceptions.UnavailableError:
-    """What an answer means, in our words and the server's."""
+    """Return the meaning of an answer, in our words and the server's."""
     said = (f'the server answered {error.http_status}, '
             f'{printable.printable(str(error.http_reason))[:200]}')
     if error.http_status is None:

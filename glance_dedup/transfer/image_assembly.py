@@ -158,7 +158,7 @@ def ranges(wanted: dict[int, tuple[bytes, int]]) -> list[tuple[int, int]]:
 
 
 def why_whole(ours: repo_parameters.Parameters, theirs: Any) -> str | None:
-    """Why fingerprints cannot identify their blocks here; None: they can.
+    """Return why fingerprints cannot identify their blocks here, or None.
 
     :param theirs: the header of a description
     """

@@ -50,7 +50,7 @@ _STEP = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """What sending an image did."""
+    """Result of sending an image."""
 
     size: int
     upload_id: str
@@ -378,7 +378,7 @@ class _Sender:
 
 
 def _may_pass(error: client_errors.ClientError) -> bool:
-    """Whether an error may pass soon: the receiver is away or restarted."""
+    """Return whether an error may pass: the receiver is away or restarted."""
     return isinstance(error, client_errors.DaemonUnavailable) or (
         isinstance(error, client_errors.Refused)
         and error.code in (404, 503))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What replication has begun at another site: ``replication.json``.
+"""Images whose replication has begun: ``replication.json``.
 
 Replication notes an image here before it makes the record in the other site's
 Glance. The note stays until the image is known to be complete there, and still

@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a pull did."""
+    """Result of a pull."""
 
     stat: openimages.ImageStat
     found_blocks: int

@@ -71,7 +71,7 @@ class Pace(pacing.Pace):
 
 
 class NotReplicated(Exception):
-    """Why an image is not at the other site."""
+    """Error that says why an image is not at the other site."""
 
 
 class _LeftOut(Exception):
@@ -515,7 +515,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _same(here: glance_api.Image, there: glance_api.Image) -> bool:
-    """Whether both are the same image, as far as the Glances say."""
+    """Return whether both are the same image, as far as the Glances say."""
     if here.size != there.size:
         return False
     return (here.hash_name != there.hash_name
