@@ -4,9 +4,9 @@
 
 Every call raises the classes of :mod:`glance_dedup.base.exceptions`. All but the
 functions at the end release the GIL. Repository, Transaction, Image and Volume
-are documented in ``repository.py``, ``openimages.py`` and ``openvolumes.py``,
-which alone use them; the maintainer's types are used by ``maintainer_role.py``
-and by the tasks in ``dedupd/``.
+are documented in ``image_repository.py``, ``openimages.py`` and
+``openvolumes.py``, which alone use them; the maintainer's types are used by
+``maintainer_role.py`` and by the tasks in ``dedupd/``.
 
 Arguments are positional; only those of the types, and of ``Group.rewrite``,
 have the names given here. OverflowError for a number that has not the 32 bits

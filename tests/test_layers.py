@@ -62,56 +62,35 @@ PACKAGES = {
     'glance_dedup.backup': '_engine base repository client',
     'dedupd.opts': 'base',
     'dedupd.settings': 'base opts',
-    'dedupd.process.systemd': '',
-    'dedupd.process.logs': 'base',
-    'dedupd.process.guru_report': 'base',
-    'dedupd.status.page': '',
-    'dedupd.status.metrics': 'repository',
-    'dedupd.status.task_history': 'base',
+    'dedupd.process': 'base',
     'dedupd.http': 'base',
     'dedupd.serve': '_engine base objects repository client transfer http',
+    'dedupd.compute': '',
     'dedupd.compute.cache':
         'base repository maintenance client transfer http serve',
     'dedupd.tasks':
-        '_engine base objects repository maintenance snapshots opts '
-        'cache.index',
-    'dedupd.status.forecast': 'base',
-    'dedupd.status.suspects': 'base repository',
-    'dedupd.status.repository_stats':
-        '_engine base repository maintenance forecast suspects',
-    'dedupd.status.expiry': '',
-    'dedupd.status.volume_stats': 'base repository client figures',
-    'dedupd.status.problems': 'base forecast',
-    'dedupd.status.task_errors': 'base',
-    'dedupd.sync.filter_follower': 'base repository',
-    'dedupd.schedule.volume_garbage': '_engine base',
-    'dedupd.schedule.low_space': 'base repository',
-    'dedupd.schedule.task_queue': 'base tasks',
-    'dedupd.schedule.task_records': 'agenda',
-    'dedupd.schedule.host_share': 'base maintenance repository tasks',
-    'dedupd.schedule.task_scheduler':
-        'base repository maintenance tasks history cache.index figures errors '
-        'agenda records pressure shortage membership forecast logs',
-    'dedupd.endpoints.operations':
-        'base repository problems tasks figures volume_figures scheduler',
-    'dedupd.sync.image_names': 'base repository client',
-    'dedupd.sync.replicator':
-        'base repository client transfer history errors agenda records logs',
-    'dedupd.rpc': 'base tasks control scheduler',
-    'dedupd.endpoints.messaging': 'tasks control scheduler rpc',
-    'dedupd.endpoints.http_api':
-        'base client http serve cache control metrics page',
+        '_engine base objects repository maintenance metadata_backup opts '
+        'compute.cache.cache_catalog',
+    'dedupd.status': 'repository base _engine maintenance client',
+    'dedupd.schedule':
+        '_engine base repository tasks maintenance status '
+        'compute.cache.cache_catalog process',
+    'dedupd.sync': 'base repository client transfer status schedule process',
+    'dedupd.endpoints.operations': 'base repository status tasks schedule',
+    'dedupd.rpc': 'base tasks endpoints.operations schedule',
+    'dedupd.endpoints':
+        'tasks endpoints.operations schedule rpc base client http serve '
+        'compute.cache status',
     'dedupd.daemon':
-        'base repository http serve cache tasks scheduler control follower '
-        'names replicator messaging api opts settings systemd logs expiry '
-        'meditation',
+        'base repository http serve compute.cache tasks schedule '
+        'endpoints.operations sync endpoints opts settings process status',
     'dedupd.compute.novabase':
-        'base repository client mount cache logs meditation systemd main',
-    'dedupd.compute.relay': 'http settings systemd logs meditation',
+        'base repository client mount compute.cache process daemon',
+    'dedupd.compute.relay': 'http settings process',
     'glance_dedup.cli':
-        '_engine base check objects repository maintenance snapshots client '
-        'transfer adoption mount trial batch driver.opts opts '
-        'problems tasks figures volume_figures main',
+        '_engine base check objects repository maintenance metadata_backup '
+        'client transfer adoption mount fstest backup driver.store_opts opts '
+        'status tasks daemon',
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
@@ -382,6 +361,62 @@ def test_circle_is_found():
              'engine/base/b.c': 'void\ngd_b(void)\n{\n    gd_a();\n}\n'}
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter(calls(files)).prepare()
+
+
+def prefixes(path, text):
+    """How the names of functions may begin that a header declares.
+
+    After ``gd_``, a name begins with the file's name, with that of a type
+    that the header defines, or with that of a folder whose files are all parts
+    of one thing. Underscores do not count, since files go without most.
+    """
+    pure = pathlib.PurePath(path)
+    types = re.findall(r'typedef (?:struct|union|enum) gd_(\w+)', text)
+    types += re.findall(r'^\} gd_(\w+);', text, re.MULTILINE)
+    return {name.replace('_', '') for name in [
+        pure.stem, pure.parent.name, *types] if name != 'status'}
+
+
+def stray_functions(path, text):
+    """The functions of a header that are named like another file's."""
+    text = re.sub(r'/\*.*?\*/', '', text, flags=re.DOTALL)
+    text = re.sub(r'^[ \t]*#(?:.*\\\n)*.*$', '', text, flags=re.MULTILINE)
+    text = re.sub(r'typedef[^;{]*\([^;]*;', '', text)
+    for name in dict.fromkeys(re.findall(
+            r'^(?:\w[\w *]*[ *\n])(gd_\w+)\((?!\*)', text, re.MULTILINE)):
+        plain = name.removeprefix('gd_').replace('_', '')
+        if not plain.startswith(tuple(prefixes(path, text))):
+            yield name
+
+
+#: The folder of what the language itself could have: ``gd_fail``,
+#: ``gd_put32``, ``gd_read_full``.
+_LIKE_THE_LANGUAGE = 'engine/base/'
+
+
+def test_functions_begin_with_their_files_prefix():
+    wrong = [f'{path}: {name}' for path, text in c_files(PACKAGE).items()
+             if path.endswith('.h') and not path.startswith(
+                 _LIKE_THE_LANGUAGE)
+             and place_of(path) != BINDING
+             for name in stray_functions(path, text)]
+    assert not wrong, '\n'.join(wrong)
+
+
+@pytest.mark.parametrize('path, text, wrong', [
+    ('engine/files/spool.h', 'int gd_spool_open(int fd);\n', []),
+    ('engine/files/spool.h', 'int gd_open(int fd);\n', ['gd_open']),
+    ('engine/files/spool.h', 'gd_status gd_image_lock(\n    int fd);\n',
+     ['gd_image_lock']),
+    ('engine/files/spool.h',
+     'typedef struct gd_lot {\n    int n;\n} gd_lot;\n'
+     'void gd_lot_close(gd_lot *lot);\n', []),
+    ('engine/files/leasedgroup.h', 'void gd_leased_group_close(int fd);\n',
+     []),
+    ('engine/volume/state.h', 'void gd_volume_sync(int fd);\n', []),
+])
+def test_prefixes(path, text, wrong):
+    assert list(stray_functions(path, text)) == wrong
 
 
 GOOD = {

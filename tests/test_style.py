@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The style of the Python code, of the C code and of the shell scripts."""
 
+import ast
 import pathlib
 import re
 import shutil
@@ -99,3 +100,91 @@ def test_a_failing_disk_is_not_taken_for_an_empty_one():
              for top in (TOP / 'glance_dedup', TOP / 'dedupd')
              for path in top.rglob('*.py') if hides.search(path.read_text())}
     assert found == HIDES_ERRORS
+
+
+def words_of(*suffixes):
+    """Each source file of ours with these endings, and its words."""
+    for path in sources():
+        if path.suffix in suffixes and path != pathlib.Path(__file__):
+            yield path.relative_to(TOP), set(
+                re.findall(r'[A-Za-z_]\w*', path.read_text()))
+
+
+def test_minimum_and_maximum():
+    """They are MIN and MAX in every constant, and no other word."""
+    other = re.compile(
+        r'_?(?:[A-Z0-9]+_)*'
+        r'(?:LEAST|MOST|LONGEST|SHORTEST|LARGEST|SMALLEST)(?:_[A-Z0-9]+)*')
+    found = [f'{path}: {word}' for path, words in words_of('.py', '.c', '.h')
+             for word in sorted(words) if other.fullmatch(word)]
+    assert not found, '\n'.join(found)
+
+
+#: Functions of tools/lib.sh make what they are named after, if need be.
+SHELL = {'need_engine', 'need_mirrors', 'need_packages', 'need_python',
+         'need_services', 'need_venv'}
+
+
+def test_what_raises_requires():
+    """A function that raises unless something holds is ``require_...``."""
+    need = re.compile(r'_?(?:gd_\w+_)?need_\w+')
+    found = [f'{path}: {word}' for path, words in words_of('.py', '.c', '.h')
+             for word in sorted(words - SHELL) if need.fullmatch(word)]
+    assert not found, '\n'.join(found)
+
+
+def aliases(text):
+    """Imports of modules of ours under another name than their own.
+
+    The two names that Python and pytest prescribe are left out.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or '').split(
+                '.')[0] in ('glance_dedup', 'dedupd', 'tests'):
+            yield from (f'{node.module}.{alias.name} as {alias.asname}'
+                        for alias in node.names if alias.asname
+                        and alias.name not in ('__main__', 'conftest'))
+
+
+def test_modules_go_by_their_own_names():
+    """One whose name is a variable's, too, has the wrong name."""
+    found = [f'{path.relative_to(TOP)}: {name}' for path in sources()
+             if path.suffix == '.py' for name in aliases(path.read_text())]
+    assert not found, '\n'.join(found)
+
+
+#: The folders whose docstrings are sentences with a verb, or name a thing.
+SENTENCES = (
+    'glance_dedup/base', 'glance_dedup/client', 'glance_dedup/driver',
+    'glance_dedup/objects', 'glance_dedup/transfer', 'dedupd/http')
+
+
+def questions(text):
+    """Return the docstrings that begin like a question, with their lines."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef,
+                             ast.AsyncFunctionDef)):
+            found = ast.get_docstring(node) or ''
+            if re.match(r'(What|Whether|How|Where|Which|Who|Whose|Why)',
+                        found):
+                yield getattr(node, 'lineno', 1), found.splitlines()[0]
+
+
+def test_docstrings_do_not_begin_like_questions():
+    found = [f'{path.relative_to(TOP)}:{line}: {words}'
+             for folder in SENTENCES
+             for path in sorted((TOP / folder).rglob('*.py'))
+             for line, words in questions(path.read_text())]
+    assert not found, '\n'.join(found)
+
+
+def test_a_question_is_found():
+    text = ('"""Reads."""\ndef f():\n    """Whether it is."""\n'
+            'def g():\n    """Return whether it is."""\n')
+    assert list(questions(text)) == [(2, 'Whether it is.')]
+
+
+def test_an_alias_is_found():
+    text = ('from dedupd import opts\nfrom dedupd import daemon as program\n'
+            'from os import path as paths\n')
+    assert list(aliases(text)) == ['dedupd.daemon as program']

@@ -74,7 +74,7 @@ NIGHTS = 3
 STAGES = ('start', 'scan', 'answer', 'store', 'resolve', 'finish')
 #: Bytes that a request takes while its partition is sorted and joined.
 JOINED = 60
-#: Of a partition's file (spool.py).
+#: Of a partition's file (rank_spool.py).
 FILE_BUFFER = 16384
 # The paper's table 1: partitions, MB of one, hours, GB/s of 100 nodes.
 PAPER = ((100, 83.6, 3.12, 8.76), (250, 33.5, None, None),
@@ -466,8 +466,9 @@ def show_pieces(options: argparse.Namespace, top: str, paths: list[str],
     """One partition that is larger than memory, and is joined in pieces."""
     piece = max(1000, blocks // options.ranks // 10)
     found = run_trial(options, top, paths, unique, partitions=1, piece=piece)
+    buffer = rank_exchange.BUFFER
     show_tried(f'{"2, in pieces":>18}{piece * JOINED / 1e6:8.2f}'
-               f'{buffers_of(options.ranks, 1) / 1e6:9.2f}{rank_exchange.BUFFER:8}',
+               f'{buffers_of(options.ranks, 1) / 1e6:9.2f}{buffer:8}',
                found)
 
 

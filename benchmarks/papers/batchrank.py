@@ -129,7 +129,8 @@ class Rank(rank.Rank):
 def main() -> int:
     """Run one rank, as the trial says."""
     trial = read_trial()
-    rank_exchange.BUFFER = trial.buffer // rank_spool.RECORD * rank_spool.RECORD
+    rank_exchange.BUFFER = (
+        trial.buffer // rank_spool.RECORD * rank_spool.RECORD)
     Spool.trial = trial
     rank_spool.Spool = Spool  # type: ignore[assignment,misc]
     rank.Rank = Rank  # type: ignore[misc]

@@ -69,7 +69,8 @@ import json
 import sys
 
 path, filters = sys.argv[1:]
-with image_repository.Repository(path, codec='none', filter_dir=filters) as repo:
+with image_repository.Repository(
+        path, codec='none', filter_dir=filters) as repo:
     repo.filter.attach(repo.handle())
     while repo.follow():
         pass

@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The interfaces of the daemon: HTTP and messages."""

@@ -2,9 +2,9 @@
 
 """The locations of images, which Glance keeps and gives to the driver.
 
-``store.py`` says what locations are, and who must not see them. The functions
-are in a module of their own, since the daemon makes locations, too, and has no
-Glance.
+``dedup_store.py`` says what locations are, and who must not see them. The
+functions are in a module of their own, since the daemon makes locations, too,
+and has no Glance.
 """
 
 import hashlib

@@ -5,8 +5,9 @@
  *
  * The binding converts arguments to C.  It releases the GIL around everything
  * that computes, waits or does I/O, and turns a gd_error into the exception of
- * its class.  repository.py, openimages.py and openvolumes.py document the API for
- * images and volumes; maintainer_role.py and the daemon's tasks use the rest.
+ * its class.  image_repository.py, openimages.py and openvolumes.py document the
+ * API for images and volumes; maintainer_role.py and the daemon's tasks use the
+ * rest.
  */
 #include "binding/binding.h"
 

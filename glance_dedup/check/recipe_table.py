@@ -103,7 +103,8 @@ class Recipes:
         self._directories = directories
         self._findings = directories.findings
         self._repository_id = repository_id
-        self._kept = record_table.RecordTable()       # owners and their extents
+        # Owners and their extents.
+        self._kept = record_table.RecordTable()
         self._owners = 0
         self._owner = functools.lru_cache(OWNERS_AT_ONCE)(self._kept_owner)
         self._stale: set[int] = set()

@@ -168,8 +168,8 @@ class Serve(command.RepositoryCommand):
         """Warn if blocks that are in an object store cannot be read."""
         from glance_dedup.repository import cold_settings
 
-        if cold_settings.read(
-            repo.path) is not None and self.healthy_daemon() is None:
+        if (cold_settings.read(repo.path) is not None
+                and self.healthy_daemon() is None):
             self.app.tell(
                 f'dedupd does not answer on {self.settings.socket_in_words}: '
                 'until it does, blocks that are in the object store cannot '

@@ -199,8 +199,8 @@ class NbdReader(closing.Closing):
             nbd_protocol.Option.STRUCTURED_REPLY))
         if contexts:
             self._set_contexts(export, contexts)
-        facts = {bytes(data[:2]): data[2:] for kind, data in self._ask(
-            nbd_protocol.go_request(export))
+        answers = self._ask(nbd_protocol.go_request(export))
+        facts = {bytes(data[:2]): data[2:] for kind, data in answers
                  if kind == nbd_protocol.Reply.INFO}
         size = facts.get(nbd_protocol.Info.EXPORT.to_bytes(2, 'big'), b'')
         if len(size) != 10:

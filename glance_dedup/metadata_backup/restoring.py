@@ -412,8 +412,8 @@ class _Restoring:
                         recipe.image_id, recipe.transaction_id):
                     return 'its recipe is that of another image'
                 for runs in block_addresses.pieces(found):
-                    for group in block_addresses.groups_in(
-                        runs) - self._groups:
+                    for group in (block_addresses.groups_in(runs)
+                                  - self._groups):
                         return self.result.lost_groups.get(
                             group, f'it needs group {group:08x}, which was '
                             'only on the disk when the snapshot was taken')

@@ -31,7 +31,7 @@ SIZE = SLOTS * BLOCK
 @pytest.fixture
 def place(server, proxy, tmp_path):
     """A location that nobody uses, and credentials for it."""
-    return (objects.location_module.parse(
+    return (objects.object_location.parse(
         f's3://{server.container}/{secrets.token_hex(8)}', proxy.url),
         server.credentials(tmp_path / 'credentials'))
 

@@ -131,7 +131,7 @@ def cloud(server, proxy, faults, tmp_path):
     made = batches.Cloud(tmp_path, 2,
                          group_slots=512)
     with repositories.open_repository(made.path) as repo:
-        prefix_owners.attach(repo, objects.location_module.parse(
+        prefix_owners.attach(repo, objects.object_location.parse(
             f's3://{server.container}/{os.urandom(8).hex()}', proxy.url),
             server.credentials(tmp_path / 'credentials'))
     results = made.run(0)

@@ -147,7 +147,7 @@ def test_twenty_images(kind, tmp_path):
 
 @pytest.fixture
 def place(server, proxy, faults, tmp_path):
-    return (objects.location_module.parse(
+    return (objects.object_location.parse(
         f's3://{server.container}/{secrets.token_hex(8)}', proxy.url),
         server.credentials(tmp_path / 'credentials'))
 
@@ -275,7 +275,7 @@ def test_a_bucket_that_is_not_there(images):
     other = dict(images.settings.location.fields(), container='missing')
     settings = cold_settings.read(images.path)
     cold_settings.write(images.path, dataclasses.replace(
-        settings, location=objects.location_module.from_fields(other)))
+        settings, location=objects.object_location.from_fields(other)))
     images.forget()
     with pytest.raises(exceptions.UnavailableError):
         images.read('image-0')

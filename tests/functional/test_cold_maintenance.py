@@ -109,7 +109,7 @@ class Store(test_tierer.Store):
 
 @pytest.fixture
 def place(server, proxy, tmp_path):
-    return (objects.location_module.parse(
+    return (objects.object_location.parse(
         f's3://{server.container}/{secrets.token_hex(8)}', proxy.url),
         server.credentials(tmp_path / 'credentials'))
 

@@ -49,7 +49,7 @@ class Site:
         repositories.create(self.datadir, group_slots=SLOTS)
         self.put('one', 1)
         with repositories.open_repository(self.datadir) as repo:
-            prefix_owners.attach(repo, objects.location_module.parse(
+            prefix_owners.attach(repo, objects.object_location.parse(
                 's3://images/glance', server.url), self.credentials)
         self.daemon = daemons.Daemon(self.datadir)
 

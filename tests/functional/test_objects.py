@@ -243,7 +243,7 @@ def test_a_server_that_takes_for_ever(through, faults, source, prefix, fault,
     monkeypatch.setattr(object_store, 'MIN_TIMEOUT', 0.3)
     monkeypatch.setattr(object_store, 'TRIES', 1)
     # One that sends nothing at all is ended by the libraries' own limit.
-    monkeypatch.setattr(object_store.backend_module, 'ANSWER_TIMEOUT', 0.5)
+    monkeypatch.setattr(object_store.backend_base, 'ANSWER_TIMEOUT', 0.5)
     with object_store.ObjectStore(through.location, through._path) as short:
         faults.plan(fault, methods=('GET',))
         with pytest.raises(exceptions.UnavailableError):

@@ -47,7 +47,7 @@ class Restored(test_tierer.Store):
         self.images = dict(images)
         self.repo = repositories.open_repository(path)
         self.settings = cold_settings.read(path)
-        self.maintainer = test_tierer.maintainer_module.Maintainer(self.repo)
+        self.maintainer = test_tierer.maintainer_role.Maintainer(self.repo)
 
     def require_healthy(self):
         self.account()
@@ -160,7 +160,7 @@ def test_what_was_freed_is_freed_again(filled, tmp_path):
 
 
 def test_volumes_and_backups(server, proxy, tmp_path, faults):
-    location = objects.location_module.parse(
+    location = objects.object_location.parse(
         f's3://{server.container}/{secrets.token_hex(8)}', proxy.url)
     with contextlib.closing(test_tierer.Store(
             tmp_path / 'r', location,
@@ -341,8 +341,8 @@ store.ObjectStore._request = request
 for left in [*map(int, moments), 1 << 30]:
     child = os.fork()
     if not child:
-        restoring.restore(path, object_location.parse(url, endpoint), credentials,
-                          signingkeys.read(key))
+        restoring.restore(path, object_location.parse(url, endpoint),
+                          credentials, signingkeys.read(key))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert status == (9 if left < 1 << 30 else 0), (left, status)
@@ -463,7 +463,7 @@ def test_several_owners(filled, connection, tmp_path):
 def test_a_prefix_without_any(filled, tmp_path):
     with pytest.raises(exceptions.InvalidParameter, match='nothing was ever'):
         restoring.restore(
-            tmp_path / 'new', objects.location_module.parse(
+            tmp_path / 'new', objects.object_location.parse(
                 's3://cold/nothing', filled.settings.location.endpoint),
             filled.settings.credentials, filled.repo.read_keys())
 
@@ -613,7 +613,7 @@ def test_moving_what_did_not_move(filled, moved, tmp_path):
     with repositories.open_repository(moved) as repo, pytest.raises(
             exceptions.InvalidParameter, match='give this URL'):
         prefix_owners.move(repo,
-                           objects.location_module.parse('s3://cold/other'),
+                           objects.object_location.parse('s3://cold/other'),
                            filled.settings.credentials)
     restore(filled, tmp_path / 'new')
     with pytest.raises(exceptions.InvalidParameter, match='use that one'):

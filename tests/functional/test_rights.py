@@ -295,7 +295,7 @@ def test_planted_bytes_are_not_those_that_glance_means(
                 names_true_hash) else ()
             sender = image_sending._Sender(
                 sending.image, sending.header, site,
-                image_sending.task.Pace(), known=claimed)
+                image_sending.pacing.Pace(), known=claimed)
             if names_true_hash:
                 with pytest.raises(client_errors.Refused) as caught:
                     sender.run(lambda location: None)

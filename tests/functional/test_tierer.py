@@ -83,7 +83,7 @@ class Store:
 
 @pytest.fixture
 def store(server, proxy, faults, tmp_path):
-    location = objects.location_module.parse(
+    location = objects.object_location.parse(
         f's3://{server.container}/{secrets.token_hex(8)}', proxy.url)
     with contextlib.closing(Store(
             tmp_path / 'r', location,

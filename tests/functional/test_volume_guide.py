@@ -86,7 +86,7 @@ def test_units():
         f'{usual} --socket-mode 660')
     assert 'GLANCE_DEDUP_REPOSITORY=/var/lib/glance/dedup' in unit.read_text()
     for line in (socket, tls):
-        volumeserve._check_options(parser.parse_args(
+        volumeserve._require_options(parser.parse_args(
             line.removeprefix(begin).replace('%i', 'web1').split()))
 
 

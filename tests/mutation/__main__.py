@@ -25,7 +25,7 @@ from tests.mutation import suite
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 # What the files of a repository, and processes beside each other, rely on.
-PROTOCOL = ('accounting.py', 'accounts.py', 'catalog.py', 'collector.py',
+PROTOCOL = ('accounting.py', 'refcounts.py', 'catalog_db.py', 'collector.py',
             'database.py', 'maintainer_role.py', 'merger.py', 'leveldb.py',
             'records.py')
 STATUSES = ('killed', 'timed out', 'survived', 'equivalent',

@@ -33,7 +33,7 @@ class ColdRepository:
         options = {'group_slots': SLOTS, **options}
         self.path = repositories.create(path, **options)
         self.images = {}
-        location = objects.location_module.parse(
+        location = objects.object_location.parse(
             f's3://{server.container}/{secrets.token_hex(8)}', url)
         credentials = server.credentials(path.parent / f'{path.name}.secret')
         with self.open() as repo:

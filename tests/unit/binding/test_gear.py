@@ -138,7 +138,8 @@ def test_the_default(tmp_path):
     repositories.create(tmp_path / 'r', chunking='content-defined')
     with repositories.open_repository(tmp_path / 'r') as repo:
         assert repo.parameters.chunking == repo_parameters.CONTENT_DEFINED
-        assert repo.parameters.block_size == repo_parameters.CONTENT_DEFINED_BLOCK
+        assert repo.parameters.block_size == (
+            repo_parameters.CONTENT_DEFINED_BLOCK)
 
 
 def test_what_was_put_in_costs_little(tmp_path):

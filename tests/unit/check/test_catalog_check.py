@@ -843,7 +843,7 @@ def test_the_maintainer_and_the_checker_agree(tmp_path):
                     *rnd.sample(range(12), 3), blocks=rnd.randrange(1, 30)))
             if step % 3:
                 continue
-            maintainer = scrubber.maintainer_module.Maintainer(repo)
+            maintainer = scrubber.maintainer_role.Maintainer(repo)
             maintainer._catalog = maintenance.Watched(
                 maintainer._catalog, 'catalog',
                 maintenance.Kill(rnd.randrange(2, 300)))

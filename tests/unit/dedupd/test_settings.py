@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from dedupd.compute.novabase import main
-from dedupd.compute.relay import main
+from dedupd.compute.novabase import main as novabase_main
+from dedupd.compute.relay import main as relay_main
 from dedupd import daemon
 from dedupd import settings
 from glance_dedup.base import package_version
@@ -37,9 +37,9 @@ def test_a_read_during_a_change(tmp_path):
 
 
 @pytest.mark.parametrize('program, words', [
-    (main, 'Maintain a repository'),
-    (main, 'Show the images of a cache'),
-    (main, "Pass Nova's requests on")])
+    (daemon, 'Maintain a repository'),
+    (novabase_main, 'Show the images of a cache'),
+    (relay_main, "Pass Nova's requests on")])
 def test_help_and_version(capsys, monkeypatch, program, words):
     monkeypatch.setattr('sys.argv', ['/usr/bin/dedupd-x'])
     for option in '--help', '--version':

@@ -288,14 +288,14 @@ def test_image_ids_that_are_none(store, image_id):
 
 
 UPLOAD_ERRORS = [
-    (glance_exceptions.NoSpaceError, glance_exceptions.StorageFull),
-    (glance_exceptions.AccessDenied, glance_exceptions.StorageWriteDenied),
-    (glance_exceptions.StorageError, glance_exceptions.StorageWriteDenied),
-    (glance_exceptions.DamagedError, glance_exceptions.StorageWriteDenied),
-    (glance_exceptions.VersionError, glance_exceptions.StorageWriteDenied),
-    (glance_exceptions.ImageExists, glance_exceptions.Duplicate),
-    (glance_exceptions.InvalidParameter, glance_exceptions.Invalid),
-    (glance_exceptions.BusyError, dedup_store.UPLOAD_TIMED_OUT),
+    (exceptions.NoSpaceError, glance_exceptions.StorageFull),
+    (exceptions.AccessDenied, glance_exceptions.StorageWriteDenied),
+    (exceptions.StorageError, glance_exceptions.StorageWriteDenied),
+    (exceptions.DamagedError, glance_exceptions.StorageWriteDenied),
+    (exceptions.VersionError, glance_exceptions.StorageWriteDenied),
+    (exceptions.ImageExists, glance_exceptions.Duplicate),
+    (exceptions.InvalidParameter, glance_exceptions.Invalid),
+    (exceptions.BusyError, dedup_store.UPLOAD_TIMED_OUT),
     (MemoryError, MemoryError),
 ]
 
@@ -347,7 +347,7 @@ def test_a_failing_engine_stops_the_upload_promptly(store, monkeypatch):
         transaction = real.begin(*args)
 
         def write(data):
-            raise glance_exceptions.NoSpaceError('full')
+            raise exceptions.NoSpaceError('full')
 
         return types.SimpleNamespace(
             write=write, abort=transaction.abort, commit=None,
@@ -379,7 +379,7 @@ def test_a_commit_that_fails_when_the_image_is_there(store, monkeypatch):
 
         def commit():
             transaction.commit()
-            raise glance_exceptions.StorageError('EIO')
+            raise exceptions.StorageError('EIO')
 
         return types.SimpleNamespace(
             write=transaction.write, abort=transaction.abort, commit=commit,

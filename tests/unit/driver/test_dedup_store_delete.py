@@ -83,11 +83,11 @@ def test_delete_twice(store):
 
 
 @pytest.mark.parametrize('raised,expected', [
-    (glance_exceptions.ImageNotFound, glance_exceptions.NotFound),
-    (glance_exceptions.BusyError, dedup_store.DELETE_TIMED_OUT),
-    (glance_exceptions.AccessDenied, glance_exceptions.Forbidden),
-    (glance_exceptions.StorageError, glance_exceptions.BackendException),
-    (glance_exceptions.DamagedError, glance_exceptions.BackendException)])
+    (exceptions.ImageNotFound, glance_exceptions.NotFound),
+    (exceptions.BusyError, dedup_store.DELETE_TIMED_OUT),
+    (exceptions.AccessDenied, glance_exceptions.Forbidden),
+    (exceptions.StorageError, glance_exceptions.BackendException),
+    (exceptions.DamagedError, glance_exceptions.BackendException)])
 def test_repository_errors_of_deletes(store, monkeypatch, raised, expected):
     url = add(b'data')[0]
     real = repo(store)

@@ -167,17 +167,17 @@ def test_a_damaged_recipe(configure):
 
 
 @pytest.mark.parametrize('raised,expected', [
-    (glance_exceptions.ImageNotFound, glance_exceptions.NotFound),
-    (glance_exceptions.DamagedError,
+    (exceptions.ImageNotFound, glance_exceptions.NotFound),
+    (exceptions.DamagedError,
      glance_exceptions.RemoteServiceUnavailable),
-    (glance_exceptions.StorageError,
+    (exceptions.StorageError,
      glance_exceptions.RemoteServiceUnavailable),
-    (glance_exceptions.AccessDenied,
+    (exceptions.AccessDenied,
      glance_exceptions.RemoteServiceUnavailable),
-    (glance_exceptions.VersionError,
+    (exceptions.VersionError,
      glance_exceptions.RemoteServiceUnavailable),
-    (glance_exceptions.BusyError, glance_exceptions.RemoteServiceUnavailable),
-    (glance_exceptions.ClosedError,
+    (exceptions.BusyError, glance_exceptions.RemoteServiceUnavailable),
+    (exceptions.ClosedError,
      glance_exceptions.RemoteServiceUnavailable),
 ])
 def test_repository_errors_of_reads(store, monkeypatch, raised, expected):

@@ -286,7 +286,8 @@ from tests.support.repositories import noise
 
 root, filter_dir, number = sys.argv[1:]
 found = limits.Limits(4, {})
-with image_repository.Repository(root, filter_dir=filter_dir, filter_mib=1) as repo:
+with image_repository.Repository(
+        root, filter_dir=filter_dir, filter_mib=1) as repo:
     print('ready', flush=True)
     sys.stdin.readline()
     for seed in range(6):

@@ -693,8 +693,9 @@ class Pace(pacing.Pace):
     def step(self, done, total, what, cost=0):
         if done > total // 2:
             os.kill(os.getpid(), signal.SIGKILL)
-with image_repository.Repository(sys.argv[1], filter_dir=sys.argv[2]) as repo, \\
-        client.Client(sys.argv[3]) as client:
+with (image_repository.Repository(
+        sys.argv[1], filter_dir=sys.argv[2]) as repo,
+        client.Client(sys.argv[3]) as client):
     image_sending.send(repo, 'one', client, pace=Pace())
 '''
 

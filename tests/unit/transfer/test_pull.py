@@ -432,8 +432,8 @@ KILLED = '''
     path, filters, address = sys.argv[1:]
     image_assembly.LOT_BLOCKS, pull.SYNC_BYTES = 16, 64 << 10
     pull.pull(
-        image_repository.Repository(path, filter_dir=filters, filter_mib=1), 'one',
-        daemon_client.Client(address), progress=lambda done, size: (
+        image_repository.Repository(path, filter_dir=filters, filter_mib=1),
+        'one', daemon_client.Client(address), progress=lambda done, size: (
             done > size // 2 and os.kill(os.getpid(), 9)))
 '''
 

@@ -193,8 +193,8 @@ def test_what_is_in_objects_is_not_saved(tmp_path, server, monkeypatch):
     cold.put('a', repositories.noise(1 << 20, 1))
     cold.put('b', repositories.noise(3 << 19, 2))
     with cold.open() as repo:
-        with contextlib.closing(repository_stats.Figures(
-            repo, lambda: None)) as found:
+        figures = repository_stats.Figures(repo, lambda: None)
+        with contextlib.closing(figures) as found:
             assert found.space()['object_bytes'] == 0
             assert cold.cool() == 2
             read = []

@@ -149,7 +149,7 @@ def test_n1_everything_may_be_repeated(path, other, step):
         os.rename(path / 'images' / 'image-1', path / 'aside')
         make = path / 'spool' / f'D-{"7" * 32}'
         os.rename(path / 'aside', make)
-        maintainer = maintenance.maintainer_module.Maintainer(repo)
+        maintainer = maintenance.maintainer_role.Maintainer(repo)
         hook = maintenance.Kill(step)
         try:
             account(maintenance.watch(maintainer, hook))

@@ -29,7 +29,7 @@ PAGES = 4
 @pytest.fixture
 def small_steps(monkeypatch):
     """A step for each page of extents."""
-    monkeypatch.setattr(maintenance.maintainer_module, 'BATCH_BYTES', 0)
+    monkeypatch.setattr(maintenance.maintainer_role, 'BATCH_BYTES', 0)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_large_recipe_is_counted_in_steps(maintainer, path, other,
 
 def test_batches_are_bounded(maintainer, other, monkeypatch):
     """Whatever the size of a recipe: before, one batch had all of it."""
-    monkeypatch.setattr(maintenance.maintainer_module, 'BATCH_BYTES', 10000)
+    monkeypatch.setattr(maintenance.maintainer_role, 'BATCH_BYTES', 10000)
     sizes = []
     settle = maintainer.settle
     monkeypatch.setattr(maintainer, 'settle', lambda batch: (
@@ -170,7 +170,7 @@ def test_killed_in_any_step(path, other, started, call):
         other.delete('taken-back')
         other.delete('old')
         put(other, 'new', maintenance.scattered(3, 1, pages=2))
-    maintainer = maintenance.maintainer_module.Maintainer(other)
+    maintainer = maintenance.maintainer_role.Maintainer(other)
     try:
         account(maintenance.watch(maintainer, maintenance.Kill(call)))
     except maintenance.Killed:

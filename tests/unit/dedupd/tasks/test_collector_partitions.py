@@ -155,7 +155,7 @@ def test_nothing_is_there(repo, maintainer):
 @pytest.mark.parametrize('steps', [1, 3])
 def test_begun_recipes(path, other, monkeypatch, steps):
     """Some pages are counted of a deleted image that is being read."""
-    monkeypatch.setattr(maintenance.maintainer_module, 'BATCH_BYTES', 0)
+    monkeypatch.setattr(maintenance.maintainer_role, 'BATCH_BYTES', 0)
     with maintaining(other):
         pass
     data = maintenance.scattered(1, pages=4)
@@ -413,8 +413,9 @@ def end_counter(pid, rng):
                 with open(f'/proc/{name}/stat') as f:
                     parent = f.read().rsplit(') ', 1)[1].split()[1]
                 with open(f'/proc/{name}/cmdline') as f:
-                    if int(
-                        parent) == pid and rebuild_worker.__name__ in f.read():
+                    command = f.read()
+                    if int(parent) == pid and (
+                            rebuild_worker.__name__ in command):
                         children.append(int(name))
     if children:
         os.kill(rng.choice(children), signal.SIGKILL)

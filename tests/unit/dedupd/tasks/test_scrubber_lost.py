@@ -138,7 +138,7 @@ def test_mark_lost_killed_anywhere(path, how, calls):
         with maintaining(repo) as maintainer:
             account(maintainer)
         lose(path, 'lost', how)
-        maintainer = scrubber.maintainer_module.Maintainer(repo)
+        maintainer = scrubber.maintainer_role.Maintainer(repo)
         maintenance.watch(maintainer, maintenance.Kill(calls))
         with contextlib.suppress(maintenance.Killed):
             scrubber.mark_lost(maintainer, 'lost')

@@ -230,7 +230,7 @@ def test_killed_anywhere(path, calls):
             account(maintainer)
         bad = maintenance.blocks_of(repo, 'one')[3]
         damage(path, bad)
-        maintainer = scrubber.maintainer_module.Maintainer(repo)
+        maintainer = scrubber.maintainer_role.Maintainer(repo)
         maintenance.watch(maintainer, maintenance.Kill(calls))
         with contextlib.suppress(maintenance.Killed):
             scrub(maintainer)

@@ -58,10 +58,10 @@ def borrowed(arrival, *ranges):
 
 def unframed(frames, ranges):
     """Bytes by their offset."""
-    return {offset: bytes(data) for one in wire.Frames(wire.Buffer(
-        b''.join([*frames, wire.END_FRAME]), client_errors.BadAnswer), ranges,
-                                                       0)
-        for offset, data in one.blocks()}
+    buffer = wire.Buffer(b''.join([*frames, wire.END_FRAME]),
+                         client_errors.BadAnswer)
+    return {offset: bytes(data) for one in wire.Frames(buffer, ranges, 0)
+            for offset, data in one.blocks()}
 
 
 def all_of(loan, ranges):

@@ -246,8 +246,8 @@ def test_who_did_not_send_what_it_announced_is_put_aside(world):
 def test_who_lacks_it_is_not_asked_for_a_while(world, code):
     asking = world.asking()
     first, second = order_of(world)
-    world.answers = {first:
-        client_errors.Refused(code, 'not here', id_of(first))}
+    world.answers = {
+        first: client_errors.Refused(code, 'not here', id_of(first))}
     assert world.fetch(asking)[0] == [first, second]
     assert first not in world.fetch(asking)[0]
     assert not world.rack.status()['failures']
@@ -260,8 +260,8 @@ def test_who_lacks_it_is_not_asked_for_a_while(world, code):
 def test_who_asks_us_for_it_is_asked_again(world):
     asking = world.asking()
     first = order_of(world)[0]
-    world.answers = {first:
-        client_errors.Refused(404, 'not here', id_of(first))}
+    world.answers = {
+        first: client_errors.Refused(404, 'not here', id_of(first))}
     world.fetch(asking)
     assert first not in world.fetch(asking)[0]
     asking.heard(id_of(first))
