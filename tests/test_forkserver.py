@@ -146,7 +146,7 @@ def test_what_a_start_reads_is_executed():
 
 def test_code(tmp_path):
     code = ('import os, sys\nfrom dedupd import daemon\n'
-            'print(sys.argv, __name__, os.getcwd(), main.__name__)\n'
+            'print(sys.argv, __name__, os.getcwd(), daemon.__name__)\n'
             'sys.exit(3)')
     command = [sys.executable, '-c', code, 'one', '-two']
     environment = {**os.environ, 'PYTHONPATH': str(TOP)}

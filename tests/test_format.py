@@ -26,7 +26,7 @@ FORMAT = [TOP / 'doc' / 'source' / 'contributor' / f'format{name}.rst'
 PLACES = {
     ('Fixed header', 0): ('grouphead.HEAD',),
     ('Published records', 0): ('grouphead.RECORD',),
-    ('Fingerprint store', 0): ('fpstore.ENTRY',),
+    ('Fingerprint store', 0): ('fptable.ENTRY',),
     ('Segments', 0): ('segment.HEADER',),
     ('Header page', 0): ('recipe.HEADER', 'recipe.HASH'),
     ('Extent pages', 1): ('recipe.EXTENT',),

@@ -37,17 +37,18 @@ STRANGER = 'ab' * 16
 def program(factor):
     """A daemon with so many times the usual patience."""
     return ['-c', 'from dedupd import daemon; import sys; '
-            'from dedupd.compute.cache import block_lending, neighbours, '
-            'proxy; '
+            'from dedupd.compute.cache import block_lending; '
+            'from dedupd.compute.cache import glance_proxy, neighbour_caches; '
             'from dedupd.serve import image_handlers; '
             f'factor = {factor}; '
-            'neighbours.SILENT_SECONDS *= factor; '
-            'neighbours.LOT_SECONDS *= factor; '
-            'neighbours.CONNECT_SECONDS *= max(1, factor); '
-            'neighbours.GREETING_SECONDS *= max(1, factor); '
+            'neighbour_caches.SILENT_SECONDS *= factor; '
+            'neighbour_caches.LOT_SECONDS *= factor; '
+            'neighbour_caches.CONNECT_SECONDS *= max(1, factor); '
+            'neighbour_caches.GREETING_SECONDS *= max(1, factor); '
             'block_lending.WAIT_SECONDS *= factor; '
             'image_handlers.STALLED *= max(1, factor); '
-            'proxy.OPEN_SECONDS *= max(1, factor); sys.exit(main.main())']
+            'glance_proxy.OPEN_SECONDS *= max(1, factor); '
+            'sys.exit(daemon.main())']
 
 
 #: However slow this machine is, nobody is given up by mistake.

@@ -47,17 +47,18 @@ def _program(more=''):
     :param more: what it does before it starts
     """
     return ['-c', 'from dedupd import daemon; import sys; '
-            'from dedupd.compute.cache import arrival_list, proxy; '
+            'from dedupd.compute.cache import arrival_list, glance_proxy; '
             'from dedupd.serve import image_handlers; '
             'from glance_dedup.transfer import pull; '
             'pull.SYNC_SECONDS = 0.5; '
             f'arrival_list.AWAY_SECONDS = {_AWAY}; '
-            f'{more}sys.exit(main.main())']
+            f'{more}sys.exit(daemon.main())']
 
 
 _PROGRAM = _program()
 #: One that takes an image for failed sooner, too.
-_IMPATIENT = _program('reads.STALLED = proxy.OPEN_SECONDS = 4; ')
+_IMPATIENT = _program(
+    'image_handlers.STALLED = glance_proxy.OPEN_SECONDS = 4; ')
 
 
 @pytest.fixture(scope='module')
@@ -564,7 +565,7 @@ def test_failures_do_not_fill_the_log(tmp_path, storing, alice):
             assert near.download(image_id) == data
         assert daemon.counts()['plain']['failed'] == 2 * limited.MESSAGES
         windows = 1 + (time.monotonic() - began) // limited.SECONDS
-        for source in 'proxy', 'arrivals':
+        for source in 'glance_proxy', 'arrival_list':
             lines = [line for line in daemon.text().splitlines()
                      if f' WARNING dedupd.compute.cache.{source} ' in line]
             assert 0 < len(lines) <= windows * limited.MESSAGES + windows

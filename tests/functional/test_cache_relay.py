@@ -112,7 +112,7 @@ def running(place, program, **options):
         daemon.program = [
             '-c', 'from dedupd import daemon; import sys; '
             f'from dedupd.http import upstream_client; {program}; '
-            'sys.exit(main.main())']
+            'sys.exit(daemon.main())']
         daemon.server = server
         yield daemon.start()
         assert 'Traceback' not in daemon.text()

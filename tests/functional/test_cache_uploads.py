@@ -28,7 +28,7 @@ noise = repositories.noise
 _PROGRAM = ['-c', 'from dedupd import daemon; import sys; '
             'from glance_dedup.transfer import image_sending; '
             'image_sending.PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8); '
-            'sys.exit(main.main())']
+            'sys.exit(daemon.main())']
 
 
 @pytest.fixture(scope='module')

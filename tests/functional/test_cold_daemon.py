@@ -33,10 +33,10 @@ gets = cold_repositories.gets
 #: The daemon, with no waits between tries; requests may wait for an hour.
 PROGRAM = ['-c', 'from dedupd import daemon; import sys; '
            'from dedupd.serve import slice_fetching; '
-           'slices._NUMBERS["wait"] = (0, 3600); '
+           'slice_fetching._NUMBERS["wait"] = (0, 3600); '
            'from glance_dedup.objects import object_store; '
            'object_store.FIRST_WAIT = 0.001; '
-           'sys.exit(main.main())']
+           'sys.exit(daemon.main())']
 
 
 @pytest.fixture

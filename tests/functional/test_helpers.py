@@ -45,7 +45,8 @@ ZSTD = 2
 #: A busy machine is never idle, which recompression waits for.
 PROGRAM = """
 import itertools, sys
-from dedupd import daemon, scheduler
+from dedupd import daemon
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import exactindex
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import live_hosts
@@ -56,8 +57,8 @@ exactindex.HELP_PAUSE = 0.01
 pacing.WATCH = 0.01
 pacing.idle_seconds = itertools.count(0, 1000).__next__
 live_hosts.MAX_MEMORY = 0.2
-scheduler.TRIAL_INTERVAL = 0.3
-scheduler.RETRY_INTERVAL = 1.0
+task_scheduler.TRIAL_INTERVAL = 0.3
+task_scheduler.RETRY_INTERVAL = 1.0
 sys.exit(daemon.main())
 """
 

@@ -39,9 +39,10 @@ USER = 65534
 noise = repositories.noise
 # Looks at everything more often, and waits for dedupd for AWAY seconds.
 PROGRAM = (
-    'from dedupd.compute.novabase import image_contents, keeper, main; import '
-    'sys; '
-    'keeper.INTERVAL = 0.2; image_contents.PAUSE = 0.1; keeper.AWAY = {}; '
+    'import sys; '
+    'from dedupd.compute.novabase import image_contents, link_sync, main; '
+    'link_sync.INTERVAL = 0.2; image_contents.PAUSE = 0.1; '
+    'link_sync.AWAY = {}; '
     'sys.exit(main.main())')
 AWAY = 0.2
 

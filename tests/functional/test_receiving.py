@@ -36,7 +36,7 @@ SIGNALLED = [
     'seconds = itertools.cycle([3600, 0]); '
     'change = lambda *_: setattr(incoming, "IDLE_SECONDS", next(seconds)); '
     'change(); incoming._SWEEP_SECONDS = 0.2; '
-    'signal.signal(signal.SIGUSR1, change); sys.exit(main.main())']
+    'signal.signal(signal.SIGUSR1, change); sys.exit(daemon.main())']
 
 
 @pytest.fixture(scope='module')

@@ -14,9 +14,10 @@ from tests.support import daemons
 from tests.support import ports
 
 #: One that finds out sooner that the cache is away.
-PROGRAM = ['-c', 'import sys; from dedupd.compute.relay import main, pulse; '
-           'pulse.LOOK_SECONDS = 0.1; pulse.QUIET_SECONDS = 0.5; '
-           'pulse.ANSWER_SECONDS = 5; pulse.AWAY_SECONDS = 1; '
+PROGRAM = ['-c', 'import sys; '
+           'from dedupd.compute.relay import liveness, main; '
+           'liveness.LOOK_SECONDS = 0.1; liveness.QUIET_SECONDS = 0.5; '
+           'liveness.ANSWER_SECONDS = 5; liveness.AWAY_SECONDS = 1; '
            'sys.exit(main.main())']
 
 # Becomes a program to which descriptors are passed as systemd does it; the

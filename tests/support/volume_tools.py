@@ -76,7 +76,7 @@ class Server:
             str(repository), name, timeout=60)
         self.process = None
         self._program = f'{before}\nfrom glance_dedup.cli import entry\n' + (
-            'raise SystemExit(main.main())')
+            'raise SystemExit(entry.main())')
         self._environment = {
             **os.environ, 'PYTHONPATH': str(daemons.ROOT), **environment,
             'GLANCE_DEDUP_FILTER_DIR': str(place / 'filter'),

@@ -296,13 +296,13 @@ def test_a_closed_terminal_ends_an_image_get(created, tmp_path):
     place.mkdir()
     code = """if True:
         import os, signal, sys
-        from glance_dedup.cli import copying, main
+        from glance_dedup.cli import copying, entry
         write = copying.write_all
         def write_all(*arguments):
             write(*arguments)
             os.kill(os.getpid(), signal.SIGHUP)
         copying.write_all = write_all
-        sys.exit(main.main())
+        sys.exit(entry.main())
         """
     ended = subprocess.run(
         [sys.executable, '-c', code, *created.options, 'image', 'get', 'a',

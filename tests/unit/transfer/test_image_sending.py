@@ -96,8 +96,8 @@ def program(**constants):
     """A daemon with other constants of its receiving."""
     return ['-c', 'from dedupd import daemon; import sys; '
             'from dedupd.serve import replica_receiver; '
-            f'vars(incoming_replicas).update({constants}); '
-            'sys.exit(main.main())']
+            f'vars(replica_receiver).update({constants}); '
+            'sys.exit(daemon.main())']
 
 
 class Pace(pacing.Pace):
