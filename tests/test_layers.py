@@ -30,8 +30,8 @@ TESTS = TOP / 'tests' / 'c'
 #: The folders of ``glance_dedup/engine``. A folder may include itself and
 #: those above it.
 ENGINE = (
-    'base', 'format', 'files', 'kv', 'handle', 'read', 'write',
-    'volume', 'maintain', 'exchange')
+    'base', 'format', 'files', 'kv', 'repo', 'read', 'write',
+    'volume', 'maintenance', 'exchange')
 #: The binding to Python includes itself and all of the engine.
 BINDING = 'binding'
 #: So does the plugin for nbdkit, which does without Python.

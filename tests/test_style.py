@@ -165,7 +165,7 @@ def questions(text):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef,
                              ast.AsyncFunctionDef)):
             found = ast.get_docstring(node) or ''
-            if re.match(r'(What|Whether|How|Where|Which|Who|Whose|Why)',
+            if re.match(r'(What|Whether|How|Where|Which|Who|Whose|Why)\b',
                         found):
                 yield getattr(node, 'lineno', 1), found.splitlines()[0]
 

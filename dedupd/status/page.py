@@ -21,7 +21,7 @@ _INLINE = re.compile(rb'<(script|style)>(.*?)</\1>', re.DOTALL)
 @functools.cache
 def content() -> bytes:
     """The page, with its style and script inserted."""
-    files = resources.files('dedupd').joinpath('page')
+    files = resources.files('dedupd.status').joinpath('page')
     page = files.joinpath('index.html').read_bytes()
     for reference, name, kind in (
             (b'<link rel="stylesheet" href="style.css">', 'style.css',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks that a test sets while a process runs: ``clock.c``."""
+"""Clocks that a test sets while a process runs: ``clocks.c``."""
 
 import mmap
 import pathlib

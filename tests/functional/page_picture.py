@@ -7,7 +7,7 @@
 
 fills a repository as a week of uploads and maintenance would, shows a real
 daemon's page in Chromium, and writes ``doc/source/images/page.png``. The week
-is in the daemon's clock alone (``clock.c``).
+is in the daemon's clock alone (``clocks.c``).
 """
 
 import contextlib

@@ -322,12 +322,12 @@ def test_a_store_that_is_away(filled, faults, tmp_path):
 KILLING = '''
 import os, signal, sys, threading
 from glance_dedup.base import signingkeys
-from glance_dedup.objects import object_location, s3, store
+from glance_dedup.objects import object_location, object_store, s3
 from glance_dedup.metadata_backup import restoring
 
 path, url, endpoint, credentials, key, *moments = sys.argv[1:]
 lock = threading.Lock()
-real = store.ObjectStore._request
+real = object_store.ObjectStore._request
 
 def request(self, what, work):
     global left
@@ -337,7 +337,7 @@ def request(self, what, work):
             os.kill(os.getpid(), signal.SIGKILL)
     return real(self, what, work)
 
-store.ObjectStore._request = request
+object_store.ObjectStore._request = request
 for left in [*map(int, moments), 1 << 30]:
     child = os.fork()
     if not child:

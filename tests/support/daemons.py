@@ -259,12 +259,13 @@ class Daemon:
 def impatient(**intervals):
     """A program that is the daemon, with other intervals of the scheduler.
 
-    :param intervals: seconds, by the names of scheduler's constants and of
-        tasks
+    :param intervals: seconds, by the names of task_scheduler's constants and
+        of tasks
     """
     return ['-c', f"""
 import dataclasses, sys
-from dedupd import daemon, scheduler
+from dedupd import daemon
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 
 for name, seconds in {intervals}.items():
@@ -272,7 +273,7 @@ for name, seconds in {intervals}.items():
         registry.TASKS[name] = dataclasses.replace(
             registry.TASKS[name], interval=seconds)
     else:
-        setattr(scheduler, name, seconds)
+        setattr(task_scheduler, name, seconds)
 sys.exit(daemon.main())
 """]
 

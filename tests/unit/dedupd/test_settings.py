@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from dedupd.compute.novabase import main as novabase_main
-from dedupd.compute.relay import main as relay_main
+import dedupd.compute.novabase.main
+import dedupd.compute.relay.main
 from dedupd import daemon
 from dedupd import settings
 from glance_dedup.base import package_version
@@ -38,8 +38,8 @@ def test_a_read_during_a_change(tmp_path):
 
 @pytest.mark.parametrize('program, words', [
     (daemon, 'Maintain a repository'),
-    (novabase_main, 'Show the images of a cache'),
-    (relay_main, "Pass Nova's requests on")])
+    (dedupd.compute.novabase.main, 'Show the images of a cache'),
+    (dedupd.compute.relay.main, "Pass Nova's requests on")])
 def test_help_and_version(capsys, monkeypatch, program, words):
     monkeypatch.setattr('sys.argv', ['/usr/bin/dedupd-x'])
     for option in '--help', '--version':

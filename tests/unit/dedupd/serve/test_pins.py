@@ -73,7 +73,7 @@ def test_image_is_closed_when_nobody_asks(repo, holds, monkeypatch):
 
 def test_image_in_use_is_not_closed(repo, holds, monkeypatch):
     monkeypatch.setattr(pins, 'SECONDS', -1.0)
-    monkeypatch.setattr(pins, 'MAX_COUNT', 0)
+    monkeypatch.setattr(pins, 'MAX_LEASES', 0)
     lease = holds.open('image', None)
     repo.delete('image')
     holds.sweep()
@@ -84,7 +84,7 @@ def test_image_in_use_is_not_closed(repo, holds, monkeypatch):
 
 
 def test_no_more_than_the_most_are_kept(repo, holds, monkeypatch):
-    monkeypatch.setattr(pins, 'MAX_COUNT', 2)
+    monkeypatch.setattr(pins, 'MAX_LEASES', 2)
     for name in ('a', 'b', 'c'):
         repositories.put(repo, name, name.encode())
         holds.open(name, None).close()

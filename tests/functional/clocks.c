@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * clock.c - preloaded: clocks that a test sets while a process runs.
+ * clocks.c - preloaded: clocks that a test sets while a process runs.
  *
  * The file that GLANCE_DEDUP_TEST_CLOCK names has two numbers of 64 bits: the
  * seconds by which the time of day is off, and the seconds at which the
