@@ -182,7 +182,7 @@ class Job:
     # -- plan ---------------------------------------------------------------
 
     def _find(self, sources: list[Source]) -> dict[str, dict[str, Any]]:
-        """Where each source is, and how large; by name."""
+        """Return where each source is, and how large; by name."""
         found: dict[str, dict[str, Any]] = {}
         if not sources:
             return found
@@ -303,7 +303,7 @@ class Job:
             self.notices.append(text)
 
     def _partitions(self, sources: Any, ranks: int) -> int:
-        """How many each rank has, so that one fits into memory."""
+        """Return how many each rank has, so that one fits into memory."""
         blocks = sum(source['size'] for source in sources) // (
             self._repository.parameters.block_size)
         return max(1, -(-blocks // (ranks * rank_spool.PIECE)))

@@ -122,7 +122,7 @@ class BitmapChanges(views.Changes):
             known.base) else None
 
     def is_clean(self, number: int) -> bool:
-        """Whether nothing was written to a segment.
+        """Return whether nothing was written to a segment.
 
         Segments without any data cost nothing, and are not called clean: if
         the disk was shrunk and has grown again since, they are zeros, and no

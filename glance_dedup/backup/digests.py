@@ -62,7 +62,7 @@ _NO_BASE = views.Base('', '')
 
 
 def _pages(size: int) -> int:
-    """How many pages the digests of a view of this size have."""
+    """Return how many pages the digests of a view of this size have."""
     return -(-(-(-size // views.SEGMENT)) // _PER_PAGE)
 
 

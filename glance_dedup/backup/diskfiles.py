@@ -117,7 +117,7 @@ class FileContent(views.Content):
                 offset += count
 
     def is_hole(self, offset: int, length: int) -> bool:
-        """Whether the file system has no bytes for the range."""
+        """Return whether the file system has no bytes for the range."""
         try:
             return os.lseek(self._fd, offset, os.SEEK_DATA) >= offset + length
         except OSError as e:

@@ -87,11 +87,11 @@ class ExportContent(views.Content):
             self._reader.readinto(buffer, offset)
 
     def is_hole(self, offset: int, length: int) -> bool:
-        """Whether QEMU knows that a segment is zeros."""
+        """Return whether QEMU knows that a segment is zeros."""
         return not self._is_noted(offset // views.SEGMENT, 'data')
 
     def is_dirty(self, number: int) -> bool:
-        """Whether a segment was written to since the checkpoint."""
+        """Return whether a segment was written to since the checkpoint."""
         return self._is_noted(number, 'dirty')
 
     def _is_noted(self, number: int, kind: str) -> bool:

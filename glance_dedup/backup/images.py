@@ -220,7 +220,7 @@ class ImageContent(views.Content):
         self._export.readinto(buffer, offset)
 
     def is_hole(self, offset: int, length: int) -> bool:
-        """Whether a segment is known to be zeros."""
+        """Return whether a segment is known to be zeros."""
         return self._export.is_hole(offset, length)
 
     def check(self) -> None:

@@ -87,7 +87,7 @@ def _forget(domain: Any, checkpoint: str) -> None:
 
 
 def _is_whole(domain: Any, checkpoint: str, target: str) -> bool:
-    """Whether the bitmap is there, and has noted every write."""
+    """Return whether the bitmap is there, and has noted every write."""
     try:
         _define(domain, checkpoint, [target],
                 libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE)

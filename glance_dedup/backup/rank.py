@@ -106,7 +106,7 @@ class Rank:
 
     @property
     def _spools(self) -> str:
-        """Where this repository's spools lie on this host."""
+        """Return where this repository's spools lie on this host."""
         return os.path.join(self._order['spool'],
                             self._repository.repository_id)
 
@@ -191,7 +191,7 @@ class Rank:
                     self._open_previous(view)))
 
     def _is_there(self, view: views.View, backup_id: str, source: str) -> bool:
-        """Whether a view has its backup; if so, tells of it.
+        """Return whether a view has its backup; if so, tells of it.
 
         A rank that dies may have committed it and told nobody. The view may
         be another one by now, so it is not committed (B3).

@@ -54,7 +54,7 @@ class Limits:
 
 
 def seconds(disks: Round, limits: Limits) -> float:
-    """How long a round takes: its slowest host decides."""
+    """Return how long a round takes: its slowest host decides."""
     loads: dict[str, float] = collections.defaultdict(float)
     for disk in disks:
         loads[disk.host] += disk.seconds

@@ -135,7 +135,7 @@ class Blocks:
 
 
 def is_new(fingerprint: bytes, address: int) -> bool:
-    """Whether a scanned block has to be read and stored."""
+    """Return whether a scanned block has to be read and stored."""
     return address == 0 and fingerprint != _ZEROS
 
 
@@ -720,7 +720,7 @@ def _kind_of(item: tuple[tuple[bytes, int, int], int]) -> str:
 
 def _measure(run: Iterable[tuple[tuple[bytes, int, int], int]]
              ) -> tuple[int, int]:
-    """How many blocks, and their bytes."""
+    """Return how many blocks, and their bytes."""
     count = size = 0
     for (_, length, _), _ in run:
         count, size = count + 1, size + length

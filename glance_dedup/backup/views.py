@@ -69,7 +69,7 @@ class Content(closing.Closing, abc.ABC):
 
     @abc.abstractmethod
     def is_hole(self, offset: int, length: int) -> bool:
-        """Whether a range is known to be zeros without reading it.
+        """Return whether a range is known to be zeros without reading it.
 
         :raises SourceError: as :meth:`readinto`
         """
@@ -92,11 +92,11 @@ class Changes(closing.Closing, abc.ABC):
 
     @abc.abstractmethod
     def is_clean(self, number: int) -> bool:
-        """Whether a segment is known to be clean before it is read."""
+        """Return whether a segment is known to be clean before it is read."""
 
     @abc.abstractmethod
     def is_same(self, number: int, data: Any) -> bool:
-        """Whether the segment with these bytes is clean.
+        """Return whether the segment with these bytes is clean.
 
         A scan calls this once for each segment that is not known to be clean,
         in order.
@@ -146,7 +146,7 @@ class View(closing.Closing):
 
     @property
     def segments(self) -> int:
-        """How many segments it has."""
+        """Return how many segments it has."""
         return -(-self.size // SEGMENT)
 
     @property

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The catalog's ledger, counters and facts, compared with what was counted.
+"""The catalog's ledger, counters and facts, compared with the recipes.
 
 Written from ``format-derived.rst`` alone; see ``checker.py``.
 
@@ -113,14 +113,14 @@ class Catalog:
     then the others.
 
     :param directory: the catalog's, open
-    :param index: makes the judge of the exact index: called with the catalog's
-        id, or None, and a function for findings
+    :param index: makes the judge of the exact index: called with the id of
+          the catalog, or None, and a function for findings
     :param fence: catalog id and sequence; None: there is none
     :ivar findings: severity, file, offset, sentence
-    :ivar left_off: how many more there were, by severity
+    :ivar left_off: the number of findings left off, by severity
     :ivar valid: whether its ledger and counters are to be judged
-    :ivar lost: whether nothing (more) can be said of it
-    :ivar exact: whether all that may have been counted was read
+    :ivar lost: whether nothing (more) can be judged
+    :ivar exact: whether all recipes that may have been counted were read
     :raises InUse: if it changes while it is copied
     :raises OSError: if there is no room for a copy
     """
@@ -161,7 +161,7 @@ class Catalog:
 
     def give_up(self, severity: str, sentence: str, file: str = 'catalog'
                 ) -> None:
-        """Judge nothing more; the sentence says why."""
+        """Judge nothing more, for the reason in `sentence`."""
         self.find(severity, sentence, file)
         self.lost, self.valid = True, False
         self.index.close()
@@ -176,7 +176,7 @@ class Catalog:
         else:
             self.left_off[severity] += 1
 
-    # What it says of itself
+    # The catalog's facts
 
     def _read_meta(self, repository_id, fence):
         found = self.copy.get(b'meta')
@@ -262,8 +262,8 @@ class Catalog:
             parts += 1
         if f'{together:032x}' != self.ledger or parts != self.parts:
             # A crash can leave LevelDB its newest log and an older manifest,
-            # which knows nothing of what the log before was made into. What
-            # is missing here is then not missing anywhere else: no image is
+            # which does not list the tables made of the log before. The rows
+            # that are missing here are not missing anywhere else: no image is
             # damaged by it, and no count too low.
             self.find(NOTE, 'has not the ledger that it says it has: it lost '
                       f'accounting steps: {REBUILT}')
@@ -271,7 +271,7 @@ class Catalog:
 
     @_judging
     def lacks(self, transaction: bytes) -> bool:
-        """Whether the ledger has a recipe that was not met yet."""
+        """Return whether the ledger has a recipe that was not met yet."""
         return self.valid and transaction not in self.met and any(
             self.copy.get(prefix + transaction) is not None for prefix in (
                 b'l', b'b'))
@@ -329,7 +329,7 @@ class Catalog:
     def _judge_facts(self, found: typing.Any,
                      header: recipe_reader.RecipeHeader, blocks: int | None,
                      file: str) -> int:
-        """Compare what the ledger keeps of a recipe.
+        """Compare the ledger's entry with a recipe.
 
         :returns: in how many parts it was counted, but the last
         """
@@ -381,7 +381,7 @@ class Catalog:
             self.find(NOTE, f'counts {gone} recipes that are gone, as that of '
                       f'{first.hex()}: {REBUILT}')
 
-    # Counters, and what it says of the groups
+    # Counters, and the facts about the groups
 
     def _stored_counts(self, number: int) -> array.array:
         parts = []
@@ -434,7 +434,7 @@ class Catalog:
     @_judging
     def judge_group(self, group: group_reader.Group, changes: dict[int, int],
                     named: bytes) -> None:
-        """Judge all that it says of a group that could be read.
+        """Judge all rows of a group that could be read.
 
         :param changes: by slot, how many more extents of counted recipes
             begin there than end there
@@ -478,7 +478,7 @@ class Catalog:
 
     @_judging
     def judge_others(self) -> None:
-        """Judge what it says of groups that were not judged."""
+        """Judge the rows of groups that were not judged."""
         if not self.valid:
             return
         for key, value in self.copy.items(b'c'):

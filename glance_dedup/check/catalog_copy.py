@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A private copy of the catalog's database, and what LevelDB says of it.
+"""A private copy of the catalog's database, and LevelDB's verdict on it.
 
 LevelDB cannot open a database without changing it, so the checker opens a
 copy. A copy is only possible while no maintainer is at work.
@@ -27,11 +27,11 @@ from glance_dedup.check import files
 from glance_dedup.check import ondisk
 
 # The names of the files that make up a LevelDB database. Other files are its
-# messages, its lock, and what LevelDB forgot to remove.
+# messages, its lock, and files that LevelDB forgot to remove.
 NEEDED_NAME = re.compile(r'(CURRENT|MANIFEST-[0-9]+|[0-9]+\.(ldb|sst|log))\Z')
 OTHER_NAME = re.compile(r'(LOCK|LOG|LOG\.old|[0-9]+\.dbtmp)\Z')
 CURRENT = re.compile(rb'MANIFEST-[0-9]+\n\Z')
-# In what LevelDB says: a file's name; that it is not there.
+# In LevelDB's messages: a file's name; that it is missing.
 NAMED = re.compile(r'/([0-9]+\.(?:ldb|sst|log)|MANIFEST-[0-9]+)\b')
 MISSING = re.compile('missing files|No such file')
 # In its journal: a log that it cannot read to its end.
@@ -72,7 +72,7 @@ class Copy:
     # Making it
 
     def changed(self) -> bool:
-        """Whether a maintainer opened the catalog since."""
+        """Return whether a maintainer opened the catalog since."""
         return _needed(_snapshot(self._directory)) != _needed(self._before)
 
     def copy_files(self) -> None:
@@ -157,10 +157,10 @@ class Copy:
                 if len(key) == 17:
                     yield key[1:]
 
-    # What LevelDB cannot read
+    # Files that LevelDB cannot read
 
     def blame(self, error: plyvel.Error) -> tuple[str, str, str]:
-        """Say what a LevelDB error means: severity, sentence, file.
+        """Return the severity, sentence and file of a LevelDB error.
 
         This may close the database.
         """
@@ -177,7 +177,7 @@ class Copy:
                 'repository rebuild-catalog makes the catalog anew', file)
 
     def _damaged_file(self, words: str) -> str | None:
-        """The file that LevelDB spoke of; it does not always tell."""
+        """Return the file that LevelDB named; it does not always name one."""
         named = NAMED.search(words)
         if named is not None:
             return named[1]
@@ -189,7 +189,7 @@ class Copy:
             if log is not None:
                 return log[1]
             manifest = (copy / 'CURRENT').read_text('ascii').strip()
-            # This reads all tables, and puts aside those that are damaged.
+            # This reads all tables, and puts aside the damaged ones.
             plyvel.repair_db(str(copy), paranoid_checks=True)
             tables = [file.name for file in sorted(copy.glob('lost/*'))
                       if file.suffix in TABLE]
@@ -201,9 +201,9 @@ class Copy:
 def _snapshot(directory: int) -> dict[str, tuple[int, int]]:
     """The inode and size of each file.
 
-    Those of the database differ once somebody opened it: that begins a
-    manifest. Times are left out: on a shared file system, what was written a
-    moment ago may get another one.
+    The database's versions change once a process opened it, which begins a
+    manifest. Times are left out: on a shared file system, the time of a file
+    written a moment ago may still change.
     """
     found = {}
     for name in os.listdir(directory):

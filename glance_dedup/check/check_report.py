@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What ``repository check`` found: findings, figures and progress."""
+"""The result of ``repository check``: findings, figures and progress."""
 
 from collections.abc import Callable
 from collections.abc import Collection
@@ -27,9 +27,9 @@ class Finding:
     :ivar severity: ``'damage'`` or ``'note'``
     :ivar file: the file's name inside the repository
     :ivar offset: where in the file, in bytes; None if it is about the file
-    :ivar sentence: what is wrong
+    :ivar sentence: the problem, in words
     :ivar images: the ids of the images that are hit by it; they lose content
-        if the report says so, and no spare copy stands in for what is damaged
+        if the report says so, and no spare copy replaces the damaged block
     :ivar volumes: the volumes that are hit by it: their names, or the id of
         one whose name is not known
     """
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclasses.dataclass
 class Report:
-    """What :func:`glance_dedup.check.checker.check` found.
+    """Result of :func:`glance_dedup.check.checker.check`.
 
     :ivar findings: all, in the order in which they were found
     :ivar figures: whole numbers by name; sizes are in bytes
@@ -72,7 +72,7 @@ class Findings:
 
     :param progress: called with the bytes read, the bytes that there are to
         read, and the name of the file
-    :ivar figures: those of the report
+    :ivar figures: the figures of the report
     :ivar total: bytes that there are to read, as far as it is known
     :ivar names: of volumes, by the 32 hexadecimal digits of their ids
     """
@@ -94,8 +94,8 @@ class Findings:
              volume: str | None = None) -> None:
         """Report something.
 
-        :param images: those that are hit by it, recipes of volumes among them
-        :param lost: those of the images that lose content; None: all
+        :param images: the images that are hit by it, recipes of volumes too
+        :param lost: the images among them that lose content; None: all
         :param volume: the name of a volume that is hit by it
         """
         images = tuple(sorted(images))
@@ -128,7 +128,7 @@ class Findings:
         self.advance(0, 'done')
 
     def report(self) -> Report:
-        """The report of all that was found so far."""
+        """Return the report of all findings so far."""
         images, volumes = self._apart(self._damaged_images)
         self._report.damaged_images = images
         self._report.damaged_volumes = sorted(

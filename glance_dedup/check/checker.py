@@ -8,8 +8,8 @@ shares no code with the engine, so that a mistake of the engine's is not judged
 by that same mistake.
 
 The order is: the listings, the recipes in ``images/``, those in ``spool/``,
-the volumes, the spare copies, then the groups, one at a time.  What a recipe
-names was durable before the recipe got its name, so what is read later is at
+the volumes, the spare copies, then the groups, one at a time.  The blocks of a
+recipe were durable before the recipe got its name, so a file read later is at
 least as new as the recipe that names it.
 
 The repository may be in use meanwhile.  Nothing is reported at first sight:
@@ -23,13 +23,13 @@ The catalog is judged only if no maintainer is at work from beginning to end:
 then nothing is removed from the spool, and every recipe that is counted is
 found in ``images/`` or in the spool.  See ``catalog_check.py``.
 
-*Damage* is what should not be, whatever crashed.  A *note* is everything
-else worth telling: what a store operation that died left behind, files with
+*Damage* is a state that no crash leaves behind.  A *note* is any other
+remarkable state: files that a killed store operation left behind, files with
 unknown names, modes, a poisoned group.
 
 Memory holds one group's fingerprint store, the names in the directories, and
-the findings.  All else that grows with the store goes to a scratch directory:
-the extents of all recipes, by their groups, and what is known of each recipe
+the findings.  All data that grows with the store goes to a scratch directory:
+the extents of all recipes, by their groups, and the facts about each recipe
 (``record_table.py``).
 
 Here is only the order of things.  Each structure has a module of its name:
@@ -40,8 +40,8 @@ and verified is in ``files``, ``recipe_reader``, ``volume_reader``,
 ``group_reader`` and ``cold_group``, the constants of the format are in
 ``format``.
 
-No object store is asked.  What lies in objects is not read: the figures say
-how much that is.
+The checker sends no request to an object store.  It does not read objects;
+the figures give their size.
 """
 
 import collections
@@ -113,7 +113,7 @@ class _Checker:
         self.findings.done()
 
     def list_files(self) -> list[list[str]]:
-        """What lies in ``images/``, ``groups/`` and ``spares/``."""
+        """Return the names in ``images/``, ``groups/`` and ``spares/``."""
         names = ('images', 'groups', 'spares')
         listed = [self.directories.names(name) for name in names]
         for name, its in zip(names, listed):
@@ -123,7 +123,7 @@ class _Checker:
     # The repository's own files
 
     def check_root(self) -> bool:
-        """Whether there is a repository to be judged."""
+        """Return whether there is a repository to be judged."""
         names = self.directories.own_names()
         if self.directories.is_unfinished(names):
             self.findings.find(
@@ -201,7 +201,7 @@ class _Checker:
                            'is in use by a maintainer, and was not looked at')
 
     def close_catalog(self) -> None:
-        """Report what is wrong with it, if no maintainer was at work."""
+        """Report the catalog's problems, if no maintainer was at work."""
         catalog = self.catalog
         if catalog is None:
             return
@@ -249,7 +249,7 @@ class _Checker:
     def has_feature(self, name: str | None) -> bool:
         """Return whether a feature is set; true if that cannot be known.
 
-        :param name: None: what every repository has
+        :param name: None: the features of every repository
         """
         if 'features' not in self.directories:
             return True     # reported already

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What cold groups need beside their files: ``cold.json`` and ``slices/``.
+"""The other files of cold groups: ``cold.json`` and ``slices/``.
 
 Written from ``format-volumes.rst`` alone; see ``checker.py``.
 Without a valid ``cold.json`` nobody finds the objects, so it is damage if that
@@ -64,7 +64,7 @@ def check(directories: repo_directories.Directories) -> None:
 def _parse(text: bytes) -> list[str]:
     """The keys that are unknown here.
 
-    :raises Damage: it does not say where the objects are
+    :raises Damage: if it does not name the objects' place
     """
     with _saying_what_to_do():
         if len(text) > ondisk.MAX_JSON:
@@ -136,7 +136,7 @@ def _are_owners(found: object) -> bool:
 # -- slices/ ------------------------------------------------------------------
 
 def _add_slices(directories: repo_directories.Directories, name: str) -> int:
-    """The bytes of an object's slices; what should not be there is reported.
+    """Return the bytes of an object's slices; report any other file there.
 
     :param name: of the object's directory
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the file of a cold group says of segments that lie in an object.
+"""Segments that lie in an object, as the file of a cold group lists them.
 
 Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
 The object is not read. So a block counts as good if its entry is valid, and
@@ -16,10 +16,10 @@ if typing.TYPE_CHECKING:
 
 
 def require_header(object_id: bytes, spare: bool) -> None:
-    """Judge what only the header of a cold group has.
+    """Judge the fields that only the header of a cold group has.
 
     :param spare: it is a file of ``spares/``
-    :raises Damage: says what is wrong
+    :raises Damage: with the problem in words
     """
     if spare:
         raise ondisk.Damage('is cold, which no file of spare copies is', 8)
@@ -28,7 +28,7 @@ def require_header(object_id: bytes, spare: bool) -> None:
 
 
 def check_lengths(group: 'group_reader.Group') -> None:
-    """Judge the lengths of the file and of the object, and what is published.
+    """Judge the lengths of file and object, and the published slots.
 
     The file is exchanged whole, so nobody writes to it beyond its entries and
     records.
@@ -55,7 +55,7 @@ def judge_segment(group: 'group_reader.Group', offset: int, stored: int,
 
     :param blocks: its live blocks by slot: slot, offset, length, checksum
     :param before: where the segments before it end
-    :raises Damage: says what is wrong
+    :raises Damage: with the problem in words
     """
     if offset < before:
         raise ondisk.Damage('it begins before the one before it ends')

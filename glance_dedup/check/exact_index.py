@@ -37,7 +37,7 @@ PACKED_HEAD = struct.Struct('<QIBB2x')
 CURSOR = struct.Struct('<II')
 PAIR = struct.Struct('<QQ')
 ADDRESSES = range(1 << 15, ondisk.MAX_GROUP << 15)
-# Behind the first 8 bytes of a fingerprint and an address: what has it.
+# Behind the first 8 bytes of a fingerprint and an address: the kind of slot.
 ITEM = 14
 BLOCK, EXPECTED, SHARD, RUN = b'\0', b'\1', b'\2', b'\3'
 
@@ -45,7 +45,7 @@ Find = Callable[..., None]
 
 
 class Name(typing.NamedTuple):
-    """What the name of a file says."""
+    """Parsed name of a file."""
 
     kind: str
     bits: int
@@ -58,7 +58,7 @@ class NewerError(ondisk.Damage):
 
 
 def parse(name: str) -> Name | None:
-    """What a name says; None: no file of the index has it."""
+    """Return the parsed name; None: no file of the index has it."""
     match = NAME.match(name)
     if match is None:
         return None
@@ -69,7 +69,7 @@ def parse(name: str) -> Name | None:
 
 def resolve(shards: dict[tuple[int, int], int]
             ) -> tuple[set[tuple[int, int]], bool]:
-    """Which shards count, and whether they cover all fingerprints.
+    """Select the shards that count; find whether they cover all fingerprints.
 
     :param shards: generations, by bits and shard
     """
@@ -236,7 +236,7 @@ class Index:
     """Compares the index with the blocks of the groups.
 
     :param directory: ``index/``, open; None: there is none
-    :param names: what lies in it
+    :param names: the names in it
     :param catalog_id: the index is judged if it is of this catalog; None: not
     :param exact: whether equal fingerprints are equal blocks, so that all
         pairs must be known
@@ -322,7 +322,7 @@ class Index:
                                  for item in self._items_of(newest))
 
     def slots(self, group: int) -> int:
-        """How many of a group's slots the index should have."""
+        """Return the number of a group's slots that the index should have."""
         return self._cursors.get(group, 0)
 
     def look_up(self, group: group_reader.Group) -> None:
@@ -377,7 +377,7 @@ class Index:
             yield _item(record, address_of(record), what)
 
     def _compare(self, shards: list[Name]) -> tuple[int, sorting.Sorted]:
-        """How many blocks lack a record; addresses that need a pair."""
+        """Return how many blocks lack a record, and addresses without pair."""
         shards.sort(key=lambda name: name.shard << MAX_BITS - name.bits)
         runs = [self._tagged([name], RUN) for name in self._of_kind('run')]
         missing, matched = 0, 0
@@ -414,7 +414,7 @@ class Index:
 
     @staticmethod
     def _forgotten(unpaired: sorting.Sorted, known: sorting.Sorted) -> int:
-        """How many addresses are in the first and not in the second."""
+        """Return the number of addresses only in the first."""
         count = 0
         others = known.items()
         other = next(others, b'\xff' * 6)

@@ -14,8 +14,8 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.check import ondisk
 
-# A file that looks wrong is read this often before it is reported, with
-# pauses: another process may be in the middle of writing it.
+# Reads of a file that looks wrong before it is reported, with pauses
+# between them: another process may be in the middle of writing it.
 LOOKS = 4
 PAUSE = 0.05                    # seconds
 
@@ -36,8 +36,8 @@ class Forgotten(Gone):
 def looks() -> Iterator[int]:
     """The turns at reading something, with a pause before each further one.
 
-    Each yields how many turns are left after it. Leave the loop as soon as
-    what was read is right.
+    Each yields the number of turns that are left. Leave the loop as soon as
+    the file was read without a problem.
     """
     for left in reversed(range(LOOKS)):
         yield left
@@ -66,7 +66,7 @@ def is_forgotten(error: OSError) -> bool:
 
 
 def identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    """What differs between a file and another that replaces it."""
+    """Return the difference between a file and another that replaces it."""
     return (status.st_dev, status.st_ino, status.st_size,
             status.st_mtime_ns)
 
@@ -104,7 +104,7 @@ def _open_renewed(name: str, directory: int) -> tuple[int, bool]:
     except OSError as e:
         if e.errno != errno.ESTALE:
             raise
-    # A host that opens the directory asks for the names in it.
+    # A host that opens the directory requests the names in it.
     os.close(os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
                      dir_fd=directory))
     return _open(name, directory)
@@ -212,7 +212,7 @@ class File:
             try:
                 self._window = self.read(offset, max(length, self.WINDOW))
             except ondisk.Damage:
-                # A bad sector must not spoil what lies before it.
+                # A bad sector must not spoil the bytes before it.
                 self._window = self.read(offset, length)
             self._start = offset
             at = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The groups, each compared with all that recipes name of it.
+"""The groups, each compared with all extents that name it.
 
-A group is looked at several times before anything is said of it, for it may
-be written meanwhile; and recipes that are stale by then ask for nothing.
+A group is read several times before it is reported, for it may be written
+meanwhile. Recipes that are stale by then do not count.
 """
 
 import bisect
@@ -20,12 +20,12 @@ from glance_dedup.check import repo_directories
 from glance_dedup.check import space
 from glance_dedup.check import spare_files
 
-# What is wrong with a group that has no file, and where.
+# The sentence on a group that has no file, and its place.
 GONE = 'is missing', None
 
 
 class _Doubts(typing.NamedTuple):
-    """What a look at a group says about the extents that name it."""
+    """Problems of a group that matter to the extents that name it."""
 
     misfits: bool               # some name something that it does not have
     slots: set[int]             # that those name
@@ -49,7 +49,7 @@ class Groups:
     def check_all(self, numbers: list[int]) -> None:
         """Judge the groups that there are, then others that recipes name.
 
-        :param numbers: of those that there are, sorted
+        :param numbers: numbers of the groups with a file, sorted
         """
         for number in numbers:
             self.check(number)
@@ -59,16 +59,16 @@ class Groups:
                 self.check(number)
 
     def check(self, number: int, again: bool = False) -> None:
-        """Judge a group, and all that recipes name of it.
+        """Judge a group, and all extents that name it.
 
-        :param again: only what recipes name now; the group was judged before
+        :param again: judge current extents only; the group was judged before
         """
         file = f'groups/{number:08x}'
         extents = functools.partial(self._recipes.extents, number)
-        slots = None            # those to look at; None: all
+        slots = None            # the slots to read; None: all
         if again:
             slots = {slot for e in extents() for slot in e.slots()}
-        first = None            # the first look that had a valid header
+        first = None            # the first reading with a valid header
         stale: set[int] = set()
         for _ in files.looks():
             group: group_reader.Group | None = None
@@ -90,7 +90,7 @@ class Groups:
                 for p in group.problems:
                     slots.update(p.all_slots())
             elif failure == GONE and not any(extents(stale)):
-                break           # no recipe asks for it any more
+                break           # no recipe names it any more
         if first is not None and self._recipes.catalog is not None:
             _judge_catalog(self._recipes.catalog, first, extents())
         if group is None:
@@ -120,7 +120,7 @@ class Groups:
 
     def _doubts(self, number: int, group: group_reader.Group | None,
                 stale: set[int]) -> _Doubts:
-        """Find out whether current recipes still ask for what looks wrong.
+        """Find out whether current recipes still name the bad slots.
 
         :param group: None if it could not be read
         :param stale: numbers of owners to leave out
@@ -146,7 +146,7 @@ class Groups:
 
     def _is_lost(self, group: group_reader.Group,
                  e: recipe_table.KeptExtent) -> bool:
-        """Whether it names a bad block that no spare copy stands in for."""
+        """Return whether it names a bad block without a spare copy."""
         return group.hits(e) and any(
             group.states[slot] == ondisk.BAD
             and not self._spares.replaces(group, slot)
@@ -154,7 +154,7 @@ class Groups:
 
     def _misfit(self, group: group_reader.Group,
                 e: recipe_table.KeptExtent) -> tuple[str | None, str]:
-        """What an extent names that its group lacks; and how bad that is."""
+        """Return the slots that an extent names in vain, and the severity."""
         states = group.states[e.slot:e.slot + e.blocks]
         end = e.slot + e.blocks
         if end > group.slots:
@@ -238,7 +238,7 @@ class Groups:
 def _judge_catalog(catalog: catalog_check.Catalog,
                    group: group_reader.Group,
                    extents: Iterable[recipe_table.KeptExtent]) -> None:
-    """Compare what the catalog says of a group with the recipes."""
+    """Compare the catalog's facts about a group with the recipes."""
     changes: dict[int, int] = {}
     named = bytearray(group.slots)
     for e in extents:

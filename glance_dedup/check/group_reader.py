@@ -3,7 +3,7 @@
 """One file of ``groups/`` or ``spares/``, read and verified.
 
 Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
-What recipes ask of a group is judged in ``group_check.py``.
+``group_check.py`` compares the extents of recipes with a group.
 """
 
 import array
@@ -25,15 +25,15 @@ from glance_dedup.check import ondisk
 
 @dataclasses.dataclass
 class Problem:
-    """What is wrong with some slots, or (slots == 0) with their group."""
+    """Problem of some slots, or (slots == 0) of their group."""
 
     offset: int
     sentence: str
     slot: int = 0               # the first
     slots: int = 0              # a run of so many
-    severity: str | None = None  # None: it depends on who names the slots
-    kind: str = ''              # of entries: what they have in common
-    among: tuple[int, ...] = ()  # these of the run; empty: all of it
+    severity: str | None = None  # None: it depends on the slots' recipes
+    kind: str = ''              # of entries: their common problem
+    among: tuple[int, ...] = ()  # some slots of the run; empty: all of it
 
     def all_slots(self) -> Sequence[int]:
         """The slots with which something is wrong."""
@@ -42,14 +42,14 @@ class Problem:
 
 @dataclasses.dataclass
 class Group:
-    """What one look at a group found."""
+    """Result of one reading of a group."""
 
     number: int
     seed: int = 0
     slots: int = 0
     largest: int = 0
     digest: typing.Callable[[bytes, bytes], bytes] | None = None
-    tells: bool = True          # a fingerprint says which block it is of
+    tells: bool = True          # a fingerprint identifies its block
     scope: bytes = ondisk.GLOBAL_SCOPE
     scopes: dict[int, bytes] = dataclasses.field(
         default_factory=dict)   # of spare copies, by slot
@@ -81,12 +81,12 @@ class Group:
         return bytes(self.fingerprints[32 * slot:32 * slot + 32])
 
     def hits(self, extent) -> bool:
-        """Whether a block that the extent names is bad, or its entry."""
+        """Return whether the extent names a bad block, or a bad entry."""
         return ondisk.BAD in self.states[extent.slot:extent.slot +
                                          extent.blocks]
 
     def severity_of(self, problem: Problem, lost: bool = False) -> str:
-        """How bad a problem is.
+        """Return the severity of a problem.
 
         :param lost: whether an image loses content by it
         """
@@ -99,7 +99,7 @@ class Group:
 def _require_order(blocks, slots, plain_length):
     """Blocks lie in a segment in the order of their slots, without gaps.
 
-    :param slots: those that the segment has, ascending
+    :param slots: the slots of the segment, ascending
     """
     places = {slot: place for place, slot in enumerate(slots)}
     strange = [block[0] for block in blocks if block[0] not in places]
@@ -123,7 +123,7 @@ def _require_order(blocks, slots, plain_length):
 def _listed_slots(group, data, count, first) -> tuple[int, ...]:
     """The list of a segment, verified.
 
-    :param data: header and all that follows it
+    :param data: header and all bytes after it
     """
     size = 2 * count
     raw = data[ondisk.SEGMENT_HEADER:ondisk.SEGMENT_HEADER + size]
@@ -150,7 +150,7 @@ def _check_zeros(group, head, table, sectors):
     for at in range(0, ondisk.SECTOR * sectors, ondisk.SECTOR):
         areas.append((ondisk.PAGE + at + entries,
                       table[at + entries:at + ondisk.SECTOR], ondisk.DAMAGE))
-    # The format says nothing of these two.
+    # The format does not restrict these two.
     last = ondisk.SECTOR * (sectors - 1)
     at = last + ondisk.ENTRY * (
         group.slots - ondisk.ENTRIES_PER_SECTOR * (sectors - 1))
@@ -166,16 +166,16 @@ def _check_zeros(group, head, table, sectors):
 
 
 class GroupReader:
-    """Reads groups, one look at a time.
+    """Reads groups, one reading at a time.
 
-    :param repository_id: that of all groups; None if it is not known
+    :param repository_id: the id of all groups; None if it is not known
     :param fingerprint: the digest's name; None if it is not known
     :param block_size: the largest block's bytes; None if it is not known
-    :param advance: told the bytes read and the file's name
-    :param has_feature: tells whether the repository uses a feature of the
-        format; None: what every repository has
-    :ivar scopes: those that a spare copy may be of, the likeliest first;
-        nothing in its file says which
+    :param advance: called with the bytes read and the file's name
+    :param has_feature: returns whether the repository uses a feature of the
+        format; None: the features of every repository
+    :ivar scopes: scopes that a spare copy may be of, the likeliest first;
+        its file does not name its scope
     """
 
     def __init__(self, repository_id, fingerprint, block_size, advance,
@@ -196,7 +196,7 @@ class GroupReader:
         :param spare: it is a file of ``spares/``
 
         :raises Gone: if there is no such group
-        :raises Damage: if nothing can be said of its slots
+        :raises Damage: if its slots cannot be judged
         """
         group = Group(number)
         name = f'{number:08x}'
@@ -503,7 +503,7 @@ class GroupReader:
             if blocks[0][0] >= group.published:
                 severity = ondisk.NOTE
             elif sum(block[2] for block in blocks) < plain_length:
-                # A crash, or damage that was told, may have spoiled these.
+                # A crash, or reported damage, may have spoiled these.
                 sentence += '; some of its blocks are needed no more'
                 severity = ondisk.NOTE
             group.problem(offset, sentence, severity=severity)

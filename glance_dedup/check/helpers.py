@@ -14,7 +14,7 @@ from glance_dedup.check import repo_directories
 DIRECTORY = 'helpers'
 # Daemons have numbers below 64. A daemon that is killed may leave the second.
 _NAME = re.compile(r'([0-9]|[1-5][0-9]|6[0-3])\.json(\.new)?\Z')
-#: Of each list, how many items an entry has; 1: it is no list.
+#: Of each list, the number of items in an entry; 1: it is no list.
 _LISTS = {'found': (1,), 'unreadable': (2,), 'kept': (3, 4)}
 
 

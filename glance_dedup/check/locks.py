@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The files in ``locks/``, and who holds a lock now."""
+"""The files in ``locks/``, and the locks that processes hold now."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from glance_dedup.check import repo_directories
 
 
 def check(directories: repo_directories.Directories) -> None:
-    """Report what should not be in the directory of locks."""
+    """Report unknown files in the directory of locks."""
     find = directories.findings.find
     for name in directories.names('locks'):
         file = 'locks/' + name
@@ -30,10 +30,10 @@ def check(directories: repo_directories.Directories) -> None:
 
 
 def is_locked(fd: int, byte: int) -> bool:
-    """Return whether somebody holds a lock of any kind on a byte of a file.
+    """Return whether a process holds a lock of any kind on a byte of a file.
 
     :raises Forgotten: another host unlinked the file
-    :raises OSError: the system does not say
+    :raises OSError: if the system cannot find out
     """
     flock = struct.Struct('@hhqqi4x')
     try:
@@ -47,12 +47,12 @@ def is_locked(fd: int, byte: int) -> bool:
 
 
 def is_maintained(directories: repo_directories.Directories) -> bool:
-    """Whether somebody is the maintainer now."""
+    """Return whether a process is the maintainer now."""
     try:
         with files.File(directories['locks'], 'maintainer',
                         'locks/maintainer') as f:
             return is_locked(f.fd, 0)
     except OSError:
-        return True     # perhaps: what changes meanwhile is no damage
+        return True     # perhaps: concurrent change is no damage
     except (KeyError, files.Gone, ondisk.Damage):
         return False

@@ -30,10 +30,10 @@ LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
 MAX_NOTES = 1 << 20         # bytes of a file in helpers/
 MAJOR = 1                       # of recipes and new block groups
 MINOR = 0
-WITH_LISTS = 2                  # of block groups whose segments have lists
-COLD = 3                        # of block groups whose segments are elsewhere
+WITH_LISTS = 2                  # of groups whose segments have lists
+COLD = 3                        # of groups with segments elsewhere
 FORMAT = 1                      # of repository.json
-# Of the format, in their order; the names of files in features/.
+# Features of the format, in order; the names of files in features/.
 VOLUMES, LISTED_SEGMENTS, COLD_GROUPS = 'volumes', 'listed-segments', 'cold'
 FEATURES = (VOLUMES, LISTED_SEGMENTS, COLD_GROUPS)
 # Major versions of block groups, and the feature that each needs.
@@ -71,7 +71,7 @@ EXTENT_FIELDS = struct.Struct('<QQIIIB3sQ')
 CHECKSUM = struct.Struct('<Q')
 
 LIVE, VOID, FREED, DAMAGED = 1, 2, 3, 4
-# What a look found in a slot, besides VOID, FREED and DAMAGED.
+# States of a slot as it was read, besides VOID, FREED and DAMAGED.
 EMPTY, GOOD, BAD = 0, 1, 5
 STATE_NAMES = {EMPTY: 'empty', VOID: 'void', FREED: 'freed',
                DAMAGED: 'marked as damaged'}
@@ -86,7 +86,7 @@ SIMILAR = 0x80                  # with the level of a recompression
 SECOND = '~'
 HAVE_SECOND = ('groups', 'images')
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
-# The second is what a killed program leaves.
+# A killed program leaves files of the second pattern.
 SLICE_NAME = re.compile(r'[0-9a-f]{8}(\.[0-9a-f]{16})?\Z')
 IMAGE_NAME = re.compile(r'[A-Za-z0-9_-]{1,128}\Z')
 VOLUME_RECIPE = re.compile(r'v_([0-9a-f]{32})_[A-Za-z0-9_-]{0,93}\Z')
@@ -102,7 +102,7 @@ PAGE_ZEROS = bytes(PAGE)
 class Damage(Exception):
     """Something does not verify.
 
-    :ivar sentence: what is wrong, as the finding says it
+    :ivar sentence: the problem, as the finding words it
     :ivar offset: where in the file, in bytes; None if it is about the file
     """
 
@@ -130,7 +130,7 @@ def printable(name: str) -> str:
 
 
 def is_backup(image_id: str) -> bool:
-    """Whether an image is a backup, by its id."""
+    """Return whether an image is a backup, by its id."""
     match = _BACKUP.match(image_id)
     if match is None:
         return False
@@ -184,7 +184,7 @@ def digest_of(name: str) -> typing.Callable[[bytes, bytes], bytes] | None:
 
 
 def is_cryptographic(name: str) -> bool:
-    """Whether a fingerprint by this digest says which block it is of."""
+    """Return whether a fingerprint by this digest identifies its block."""
     name = name.lower()
     with contextlib.suppress(ValueError, TypeError):
         name = hashlib.new(name, usedforsecurity=False).name

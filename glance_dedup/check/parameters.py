@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``repository.json`` and ``key``: what a repository is, and its secret."""
+"""``repository.json`` and ``key``: a repository's parameters and secret."""
 
 import re
 
@@ -95,7 +95,7 @@ def _parse(text: bytes) -> dict:
 
 
 def _are_cuts(text: str, block_size: int) -> bool:
-    """Whether blocks of up to `block_size` bytes can be cut like that."""
+    """Return whether blocks up to `block_size` bytes can be cut like that."""
     if text == 'fixed':
         return True
     match = re.fullmatch(

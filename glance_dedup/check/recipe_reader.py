@@ -3,7 +3,7 @@
 """One recipe, read and verified: its header and its pages of extents.
 
 Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
-Whether the groups have what the extents name is judged in ``group_check.py``.
+``group_check.py`` judges whether the groups have the blocks of the extents.
 """
 
 import struct
@@ -35,7 +35,7 @@ class RecipeHeader(typing.NamedTuple):
     file_size: int
 
     def facts(self, blocks: int | None) -> dict:
-        """What the catalog's ledger has of a recipe with so many blocks."""
+        """Return the ledger's entry of a recipe with so many blocks."""
         return {
             'image_id': self.image_id, 'upload_id': self.upload.hex(),
             'project': self.project, 'size': self.size,
@@ -104,7 +104,7 @@ class ExtentReader:
     def _read_extent(self, offset: int, length: int, group: int, slot: int,
                      blocks: int, kind: int, reserved: bytes, digest: int
                      ) -> str | None:
-        """Keep an extent, or say what is wrong with it."""
+        """Keep an extent, or report its problem."""
         if offset != self.position:
             return (f'starts at {offset}, where {self.position} would '
                     'follow')
@@ -137,7 +137,7 @@ class ExtentReader:
     def finish(self) -> None:
         """Compare the extents with the header, once all pages were read.
 
-        :raises Damage: if they do not add up to what it says
+        :raises Damage: if their sum is not the recipe's
         """
         header = self.header
         if self.position != header.size:

@@ -26,10 +26,10 @@ from glance_dedup.check import repo_directories
 PAGES_AT_ONCE = 256
 OWNERS_AT_ONCE = 1 << 10
 
-# Keys and values of what is remembered; each key begins with a letter.
+# Keys and values of the table; each key begins with a letter.
 OWNER_KEY = struct.Struct('>cI')        # its number
 OWNER_VALUE = struct.Struct('<QQqq16sQQ')   # then directory and name
-EXTENTS_KEY = struct.Struct('>cIIQ')    # group, owner, number of the first
+EXTENTS_KEY = struct.Struct('>cIIQ')    # group, owner, first number
 GROUP_KEY = struct.Struct('>cI')
 FILE_KEY = struct.Struct('>cQQ')        # device and inode
 
@@ -90,10 +90,10 @@ class KeptExtent(typing.NamedTuple):
 
 
 class Recipes:
-    """Reads recipes and remembers what they name, in bounded memory.
+    """Reads recipes and remembers their extents, in bounded memory.
 
-    :param repository_id: that of all recipes; None if it is not known
-    :ivar catalog: what it says of each recipe is judged; None: nothing is
+    :param repository_id: the id of all recipes; None if it is not known
+    :ivar catalog: its rows on each recipe are judged; None: nothing is
     """
 
     def __init__(self, directories: repo_directories.Directories,
@@ -109,8 +109,8 @@ class Recipes:
         self._owner = functools.lru_cache(OWNERS_AT_ONCE)(self._kept_owner)
         self._stale: set[int] = set()
         self._replaced: list[str] = []
-        # Files by device and inode, after a letter: k for those that are
-        # recipes, a for those that the spool names.
+        # Files by device and inode, after a letter: k for recipes, a for
+        # files that the spool names.
         self._files = record_table.RecordTable()
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Recipes:
     # Reading
 
     def read_images(self, names: Iterable[str], again: bool = False) -> None:
-        """Read the recipes of images, and report what is wrong with them.
+        """Read the recipes of images, and report their problems.
 
         :param again: they were read and counted before
         """
@@ -174,7 +174,7 @@ class Recipes:
         :raises Damage: if it does not verify
         """
         for _ in files.looks():
-            # A look that failed leaves its extents to an unused number.
+            # A failed reading leaves its extents to an unused number.
             owner.number, self._owners = self._owners, self._owners + 1
             header = None
             try:
@@ -258,7 +258,7 @@ class Recipes:
         self._kept.put(OWNER_KEY.pack(b'o', owner.number), owner.packed())
 
     def counts_unknown(self) -> None:
-        """A recipe that may be counted names what nobody knows."""
+        """Note that a recipe, perhaps counted, has unknown extents."""
         if self.catalog is not None:
             self.catalog.exact = False
 
@@ -267,7 +267,7 @@ class Recipes:
         self._files.put(FILE_KEY.pack(b'a', *identity[:2]))
 
     def is_known(self, identity: Identity) -> bool:
-        """Whether this file was read as a recipe before."""
+        """Return whether this file was read as a recipe before."""
         return FILE_KEY.pack(b'k', *identity[:2]) in self._files
 
     def uncounted(self) -> Iterator[str]:
@@ -328,7 +328,7 @@ class Recipes:
         return None if status is None else files.identity(status)
 
     def is_stale(self, owner: Owner) -> bool:
-        """Whether the recipe has lost its name, or lent it to another."""
+        """Return whether the recipe lost its name, or lent it to another."""
         if owner.number not in self._stale:
             found = self.identity_of(owner)
             if found != owner.identity:
@@ -338,7 +338,7 @@ class Recipes:
         return owner.number in self._stale
 
     def take_replaced(self) -> list[str]:
-        """The ids of images whose recipe was replaced, told once."""
+        """Return the ids of images whose recipe was replaced, each once."""
         names, self._replaced = sorted(set(self._replaced)), []
         return names
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What ``repository check`` has to remember, in bounded memory.
+"""The records of ``repository check``, in bounded memory.
 
 It remembers images, extents and spare copies, of which a repository may have
 any number.

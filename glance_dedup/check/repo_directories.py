@@ -29,7 +29,7 @@ OPTIONAL = ('catalog', 'index', 'spares', hashes.DIRECTORY, 'helpers',
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *ondisk.LISTS,
          *(f'{name}.new' for name in ondisk.LISTS), 'cold.json', 'lost+found')
-# What a creation that was killed may leave beside them.
+# Files that a killed creation may leave beside them.
 NEW_FILE = re.compile(r'\.[0-9a-f]{16}\.new\Z')
 _OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -40,7 +40,7 @@ class Directories:
     Before :meth:`open_all`, only the repository's own directory is open.
 
     :param path: the repository
-    :param findings: gets what is wrong
+    :param findings: gets the problems
     :raises RepositoryNotFound: if there is no such directory
     :raises AccessDenied: if the system refuses to let it be read
     :raises StorageError: if it cannot be opened
@@ -82,7 +82,7 @@ class Directories:
     # The repository's own directory
 
     def own_names(self) -> list[str]:
-        """What lies in the repository's own directory, sorted.
+        """Return the names in the repository's own directory, sorted.
 
         :raises AccessDenied: if the system refuses to let it be read
         :raises StorageError: if it cannot be read
@@ -95,9 +95,9 @@ class Directories:
                 f'{self.path} cannot be read: {e.strerror}') from e
 
     def is_unfinished(self, names: Iterable[str]) -> bool:
-        """Whether this is what a killed creation of a repository leaves.
+        """Return whether a killed creation of a repository leaves these.
 
-        :param names: what lies in the repository's own directory
+        :param names: the names in the repository's own directory
         """
         directories = {*DIRECTORIES, SLICES}
         made = {'key', *directories}
@@ -109,14 +109,14 @@ class Directories:
                    directories.intersection(names) - {'locks'})
 
     def has_volumes(self, names: Iterable[str]) -> bool:
-        """Whether something is in the directory of volumes.
+        """Return whether the directory of volumes has an entry.
 
-        :param names: what lies in the repository's own directory
+        :param names: the names in the repository's own directory
         """
         return VOLUMES in names and not self._is_empty(VOLUMES)
 
     def _is_empty(self, name: str) -> bool:
-        """Whether a directory that is not open yet can be read, and is so."""
+        """Return whether a directory, not open yet, can be read; open it."""
         with (contextlib.suppress(OSError),
               closing.descriptor(self._open(name)) as fd):
             return not os.listdir(fd)
@@ -149,7 +149,7 @@ class Directories:
     def _open(self, name: str) -> int:
         return os.open(name, _OPENING | os.O_NOFOLLOW, dir_fd=self._root)
 
-    # What lies in them
+    # The names in them
 
     def read(self, file: str, longest: int) -> bytes:
         """The first bytes of a file; a wrong mode or owner is reported.
@@ -168,7 +168,7 @@ class Directories:
         raise files.Gone()
 
     def names(self, directory: str) -> list[str]:
-        """What lies in a directory, sorted; nothing if it is not open.
+        """Return the names in a directory, sorted; nothing if it is not open.
 
         A file that is being replaced may have its second name alone. It is
         among them by its name.
@@ -218,7 +218,7 @@ class Directories:
                  ) -> Iterator[None]:
         """Report the damage with which the block ends, and go on behind it.
 
-        :param missing: what to report of a file that is gone; None: nothing
+        :param missing: the report on a missing file; None: nothing
         """
         try:
             yield
@@ -238,7 +238,7 @@ class Directories:
         return total
 
     def status_of(self, directory: str, name: str) -> os.stat_result | None:
-        """The status of a file; None if the system does not tell it."""
+        """Return the status of a file; None if the system does not give it."""
         for found in files.names_of(name, directory):
             with contextlib.suppress(OSError):
                 return os.stat(found, dir_fd=self[directory],

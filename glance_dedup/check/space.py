@@ -20,7 +20,7 @@ def add_group(figures: dict[str, int], duplicates: 'Duplicates',
               extents: Iterable[recipe_table.KeptExtent]) -> None:
     """Add the figures of a group.
 
-    :param extents: all that recipes name of it
+    :param extents: all extents that name it
     """
     named, used = bytearray(group.slots), bytearray(group.slots)
     for e in extents:
@@ -90,7 +90,7 @@ class Duplicates:
                 'Q', file.read(min(size, length - offset)))
 
     def count(self) -> int:
-        """How many blocks had the fingerprint of one before. Call it once."""
+        """Return the number of repeated fingerprints so far. Call it once."""
         file = self._file
         runs = [] if file is None else [
             self._read_run(file, *run) for run in self._runs]

@@ -26,7 +26,7 @@ class Spares:
         self._good = record_table.RecordTable()
 
     def replaces(self, group: group_reader.Group, slot: int) -> bool:
-        """Whether a copy stands in for what a slot of a group has lost."""
+        """Return whether a copy replaces the lost block of a slot."""
         return group.tells and bool(group.lengths[slot]) and (
             group.scope + group.fingerprint(slot) in self._good)
 
@@ -35,7 +35,7 @@ class Spares:
         self._good.close()
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Read files of spare copies; report what is wrong with them."""
+        """Read files of spare copies; report their problems."""
         find = self._findings.find
         for number in numbers:
             file = f'spares/{number:08x}'

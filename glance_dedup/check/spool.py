@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The files in ``spool/``: what operations left, and recipes among it."""
+"""The files in ``spool/``: remains of operations, and recipes among them."""
 
 from glance_dedup.check import files
 from glance_dedup.check import locks
@@ -11,7 +11,7 @@ from glance_dedup.check import repo_directories
 
 def check(directories: repo_directories.Directories,
           recipes: recipe_table.Recipes) -> None:
-    """Report what is left in the spool, and read the recipes there.
+    """Report the files left in the spool, and read the recipes there.
 
     The recipes of all images were read before.
     """
@@ -33,7 +33,7 @@ def check(directories: repo_directories.Directories,
 def _look(directories: repo_directories.Directories,
           recipes: recipe_table.Recipes, name: str
           ) -> tuple[bool, str | None]:
-    """Whether it is a recipe to be read; what there is to be said."""
+    """Return whether it is a recipe to be read, and the report on it."""
     try:
         with files.File(directories['spool'], name, f'spool/{name}') as f:
             recipes.announce(f.identity)
@@ -57,7 +57,7 @@ def _look(directories: repo_directories.Directories,
 
 def _check_recipe(directories: repo_directories.Directories,
                   recipes: recipe_table.Recipes, name: str) -> str | None:
-    """Read a recipe; what there is to be said of the file."""
+    """Read a recipe; return the report on the file."""
     catalog = recipes.catalog
     owner = recipe_table.Owner('spool', name)
     try:
@@ -65,8 +65,8 @@ def _check_recipe(directories: repo_directories.Directories,
     except files.Gone:
         return None
     except ondisk.Damage as e:
-        # Accounting needs what was an image's, and what it counted;
-        # nobody needs the rest.
+        # Accounting needs recipes that were an image's, and the counted
+        # ones; nothing needs the rest.
         needed = name[0] in 'DO' or owner.counted or (
             catalog is not None
             and catalog.lacks(bytes.fromhex(name[2:])))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The volumes: what each directory of ``volumes/`` says, and its recipes.
+"""The volumes: the directories in ``volumes/``, and their recipes.
 
 Written from ``format-volumes.rst`` alone; see ``checker.py``.
-How one journal is read is in ``volume_reader.py``. What the recipes name is
-judged with those of images.
+``volume_reader.py`` reads one journal. The extents of the recipes are judged
+with those of images.
 
 An owner changes a volume's journals and recipes while they are read. So each
-volume is looked at several times if something looks wrong, and only what every
-look found is reported. What an owner has yet to remove is worth a note only if
-there is no owner.
+volume is read several times if it looks wrong, and only problems that every
+reading found are reported. Files that an owner has yet to remove are noted
+only if there is no owner.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ Finding = tuple[str, str, int | None, str]
 
 
 class _Look:
-    """One look at a volume.
+    """One reading of a volume.
 
-    :ivar findings: what looked wrong, in the order in which it was found
+    :ivar findings: problems, in the order in which they were found
     :ivar volume_id: 32 hexadecimal digits; None: it is not known
     :ivar owned: whether the volume had an owner
     """
@@ -77,7 +77,7 @@ class _Look:
             self._unowned('', f'is in the state {what}, and nobody is at '
                           'it: the next collection removes it')
             return
-        # First, for it may say that the others are not needed.
+        # First, for it may make the others superfluous.
         is_known = self._read_journal(newest, self._keep_mark)
         first = newest if self._is_stored else head.needed
         for number in numbers:
@@ -92,7 +92,7 @@ class _Look:
         if is_known:
             self._check_recipes(head)
 
-    # -- what was found ----------------------------------------------------
+    # -- findings ----------------------------------------------------------
 
     def _damage(self, file: str, offset: int | None, sentence: str) -> None:
         self.findings.append((
@@ -117,7 +117,7 @@ class _Look:
                             ) as f:
                 return locks.is_locked(f.fd, 0)
         except OSError:
-            return True     # perhaps: what changes meanwhile is no damage
+            return True     # perhaps: concurrent change is no damage
         except (files.Gone, ondisk.Damage):
             return False
 
@@ -132,7 +132,7 @@ class _Look:
 
     @contextlib.contextmanager
     def _noting(self, number: int) -> Iterator[None]:
-        """Turn what is wrong with a journal into a finding."""
+        """Turn a journal's problem into a finding."""
         file = self._journal(number)
         try:
             yield
@@ -260,7 +260,7 @@ class _Look:
             self._damage(file, None, f'is missing: it has {what}')
             return None
         except ondisk.Damage as e:
-            # Those that were listed were read, and reported, before.
+            # The listed ones were read, and reported, before.
             if not self._judge.was_listed(name):
                 self._damage(file, e.offset, e.sentence)
             return None
@@ -299,16 +299,16 @@ class Volumes:
         return sorted(self._recipes.get(volume_id or '', ()))
 
     def was_listed(self, recipe: str) -> bool:
-        """Whether a volume's recipe was there when the images were listed."""
+        """Return whether the listing of images had a volume's recipe."""
         return recipe in self._recipes.get(recipe[2:34], ())
 
     def exists(self, recipe: str) -> bool:
-        """Whether a recipe is there now."""
+        """Return whether a recipe is there now."""
         return ('images' in self.directories and self.directories.status_of(
             'images', recipe) is not None)
 
     def check(self) -> None:
-        """Report what is wrong with the volumes and their recipes."""
+        """Report the problems of the volumes and their recipes."""
         seen: set[str] = set()
         # One that was renamed meanwhile is in the next list.
         while names := sorted({*self.directories.names('volumes')} - seen):
@@ -378,7 +378,7 @@ class Volumes:
                                 volume=name)
 
     def _is_renamed(self, name: str | None) -> bool:
-        """Whether a volume that was looked at has its name no more."""
+        """Return whether a volume has lost its name since it was read."""
         return name is not None and self.directories.status_of(
             'volumes', name) is None
 

@@ -3,7 +3,7 @@
 """One journal of a volume, read and verified: its head, marks and records.
 
 Written from ``format-volumes.rst`` alone; see ``checker.py``.
-What the journals of a volume say together is judged in ``volume_check.py``.
+``volume_check.py`` judges the journals of a volume together.
 """
 
 from collections.abc import Callable
@@ -58,12 +58,12 @@ class Head(typing.NamedTuple):
 
     @property
     def parts(self) -> int:
-        """How many parts the volume has."""
+        """Return the number of parts of the volume."""
         return -(-self.size // self.part_size)
 
     @property
     def records(self) -> int:
-        """Where the records begin."""
+        """Return the offset of the first record."""
         return HEAD + -(-_MARK_FIELDS.size * self.marks // 4096) * 4096
 
 
@@ -145,11 +145,11 @@ class JournalReader:
     """Reads an open journal whose head is valid.
 
     :param found: called with part and edition of each mark, in their order;
-        those of the head come first
-    :param advance: called with how many more bytes were read, and the file
+        the head's marks come first
+    :param advance: called with the number of bytes read since, and the file
     :ivar end: behind the last valid record, once :meth:`read_records` was
         called
-    :ivar is_stored: whether a record says that no earlier journal is needed
+    :ivar is_stored: whether a record makes all earlier journals unnecessary
     """
 
     def __init__(self, f: files.File, head: Head,
@@ -199,7 +199,7 @@ class JournalReader:
     def read_records(self, limit: int | None = None) -> None:
         """Read the records up to the first that is not valid.
 
-        :param limit: where the records end, as another journal says; None:
+        :param limit: end of the records, according to another journal; None:
             none follows
         """
         told = self.end
@@ -219,7 +219,7 @@ class JournalReader:
         self._advance(self.end - told, self._file.file)
 
     def proof(self) -> int | None:
-        """Where a record lies that proves bytes behind the end durable.
+        """Return the offset of a record that proves later bytes durable.
 
         :returns: None: there is none, so the end is one
         """

@@ -49,7 +49,7 @@ class RepositoryCommand(command.Command):
 
     @functools.cached_property
     def settings(self) -> host_settings.Settings:
-        """Where the repository is. Warns of options that nobody reads.
+        """Return where the repository is. Warns of options that nobody reads.
 
         :raises UsageError: the option file cannot be used
         """

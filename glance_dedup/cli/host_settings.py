@@ -50,7 +50,7 @@ class Settings:
 
     @property
     def socket_in_words(self) -> str:
-        """Where a daemon is looked for, for people."""
+        """Return where a daemon is looked for, for people."""
         return self.socket or 'any socket'
 
 

@@ -105,7 +105,7 @@ class Checks(upgradecheck.UpgradeCommands):
     # -- the repository ----------------------------------------------------
 
     def locks(self) -> upgradecheck.Result:
-        """Whether the file system has what a repository needs."""
+        """Return whether the file system has what a repository needs."""
         try:
             filesystem.require_locks(self._path)
             trialrecord.require_fit(self._path)
@@ -189,7 +189,7 @@ class Checks(upgradecheck.UpgradeCommands):
     # -- options -----------------------------------------------------------
 
     def options_of_dedupd(self) -> upgradecheck.Result:
-        """Whether dedupd of this version starts with its options."""
+        """Return whether dedupd of this version starts with its options."""
         from dedupd import daemon
         from dedupd import opts
 
@@ -209,7 +209,7 @@ class Checks(upgradecheck.UpgradeCommands):
                        'ignore or refuse.')
 
     def options_of_glance(self) -> upgradecheck.Result:
-        """Whether the store of this version starts with its options."""
+        """Return whether the store of this version starts with its options."""
         path = self._glance_file
         if path is None:
             return _success('Glance has no options on this host.')
@@ -258,7 +258,7 @@ class Checks(upgradecheck.UpgradeCommands):
     # -- what runs ---------------------------------------------------------
 
     def daemon(self) -> upgradecheck.Result:
-        """Whether dedupd of this host runs this version."""
+        """Return whether dedupd of this host runs this version."""
         daemon = (self._status or {}).get('daemon')
         if not isinstance(daemon, dict):
             return _success('No dedupd answers for this repository on '
@@ -272,7 +272,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _success(f'{where} has version {found}.')
 
     def hosts(self) -> upgradecheck.Result:
-        """Whether the daemons of other hosts run this version."""
+        """Return whether the daemons of other hosts run this version."""
         hosts = (self._status or {}).get('hosts')
         if not isinstance(hosts, dict):
             return _success('Without a daemon, other hosts are unknown.')

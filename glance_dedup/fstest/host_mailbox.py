@@ -186,7 +186,7 @@ class Mailbox:
                 os.unlink(path)
 
     def is_first(self) -> bool:
-        """Whether this host does what one has to do for all."""
+        """Return whether this host does what one has to do for all."""
         return all(self.me.token < m.token for m in self.others)
 
     # -- steps --------------------------------------------------------------
@@ -234,7 +234,7 @@ class Mailbox:
         return path
 
     def said(self, actor: Member, what: str) -> bool:
-        """Whether the actor has said it by now."""
+        """Return whether the actor has said it by now."""
         return f'{self.step}-{what}.{actor.token}' in self._list(
             f'{self.step}-{what}.')
 

@@ -84,7 +84,7 @@ def slot_of(number: int) -> int:
 
 
 def is_address(number: int) -> bool:
-    """Whether a number can be an address; groups begin at 1."""
+    """Return whether a number can be an address; groups begin at 1."""
     return GROUP_SLOTS <= number < 1 << _ADDRESS_BITS
 
 

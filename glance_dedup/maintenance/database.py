@@ -258,7 +258,7 @@ class Database:
         return self._db
 
     def is_opened_elsewhere(self) -> bool:
-        """Whether others have opened the catalog since this object did.
+        """Return whether others have opened the catalog since this object did.
 
         They may have changed it. This object must not be used any more.
 
@@ -312,7 +312,7 @@ class Database:
         return self._meta['valid']
 
     def disk_bytes(self) -> int:
-        """How many bytes of the disk the catalog's files occupy."""
+        """Return how many bytes of the disk the catalog's files occupy."""
         total = 0
         with contextlib.suppress(FileNotFoundError):
             with os.scandir(self.path) as entries:

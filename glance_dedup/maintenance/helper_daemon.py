@@ -82,7 +82,7 @@ class Helper(closing.Closing):
         return work()
 
     def scrub_state(self) -> dict[str, Any]:
-        """How far the last pass of the scrub got."""
+        """Return how far the last pass of the scrub got."""
         return self.notes.scrub
 
     def damaged_groups(self) -> set[int]:

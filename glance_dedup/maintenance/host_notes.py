@@ -159,7 +159,7 @@ def path_of(root: str, number: int) -> str:
 
 
 def _has_directory(root: str) -> bool:
-    """Whether there is the directory of the notes.
+    """Return whether there is the directory of the notes.
 
     :raises OSError: something else has its name, perhaps a link to elsewhere
     """

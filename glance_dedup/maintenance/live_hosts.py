@@ -107,7 +107,7 @@ class Hosts(closing.Closing):
         raise exceptions.StorageError(f'{self._path} is replaced all the time')
 
     def _has_name(self) -> bool:
-        """Whether the name still leads to the open file (I4)."""
+        """Return whether the name still leads to the open file (I4)."""
         return os.fstat(self._fd).st_ino == os.stat(
             self._path, follow_symlinks=False).st_ino
 
@@ -167,7 +167,7 @@ class Hosts(closing.Closing):
                 yield number
 
     def is_mine(self, task: int, group: int) -> bool:
-        """Whether a group is in this daemon's share of a task.
+        """Return whether a group is in this daemon's share of a task.
 
         If this daemon takes no part, all groups are: then somebody asked for
         this run.

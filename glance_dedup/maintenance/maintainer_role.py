@@ -429,7 +429,7 @@ class Maintainer(closing.Closing):
             return work()
 
     def scrub_state(self) -> dict[str, Any]:
-        """How far the last pass of the scrub got, and what it found."""
+        """Return how far the last pass of the scrub got, and what it found."""
         return self.catalog.scrub_state()
 
     def damaged_groups(self) -> set[int]:

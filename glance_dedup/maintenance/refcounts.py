@@ -40,7 +40,7 @@ class Extents(Protocol):
 
     @property
     def pages(self) -> int:
-        """How many pages there are."""
+        """Return how many pages there are."""
         ...
 
     def runs(self, page: int) -> bytes:
@@ -246,7 +246,7 @@ class Accounts(database.Database):
         return self._counts(records.counts_key(group, chunk), None)
 
     def chunks(self) -> int:
-        """How many chunks have a count above zero."""
+        """Return how many chunks have a count above zero."""
         return sum(1 for _ in self._items(records.COUNTS, values=False))
 
     def discount(self, batch: database.Batch, runs: bytes) -> int:
@@ -267,7 +267,7 @@ class Accounts(database.Database):
 
     def _begun(self, txid: bytes,
                batch: database.Batch | None) -> tuple[int, int]:
-        """How many parts and pages of a begun recipe are counted."""
+        """Return how many parts and pages of a begun recipe are counted."""
         fields = self._read_json(
             records.BEGUN + txid, records.BEGUN_FORM, batch)
         if fields is None:

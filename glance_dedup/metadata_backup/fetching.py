@@ -146,7 +146,7 @@ class Fetcher:
             f'{self._store.location.url}: {group.key} {what}')
 
     def _is_there(self, path: str, group: backup_manifest.Group) -> bool:
-        """Whether an earlier call fetched this file."""
+        """Return whether an earlier call fetched this file."""
         try:
             with open(path, 'rb') as file:
                 return hashlib.file_digest(file, 'sha256').hexdigest() == (
@@ -181,7 +181,7 @@ class Fetcher:
         return content[:length]
 
     def _length(self, header: bytes, group: backup_manifest.Group) -> int:
-        """How long a group's file is, by its header; verifies it.
+        """Return how long a group's file is, by its header; verifies it.
 
         :raises ValueError: it is no header, or another group's
         """

@@ -114,7 +114,7 @@ def require(path: str) -> Settings:
 
 def wanted_room(free_bytes: int, kept: int,
                 parameters: repo_parameters.Parameters) -> int:
-    """How much is to be free on the disk; if less is, groups move.
+    """Return how much is to be free on the disk; if less is, groups move.
 
     :param free_bytes: what the operator wants; 0: nothing moves for this
     :param kept: what storing leaves free. A group that moves needs as much

@@ -91,7 +91,7 @@ def note_use(path: str, repository: str) -> bool:
 
 
 def _is_gone(repository: bytes, repository_id: str) -> bool:
-    """Whether there is certainly no such repository at this path."""
+    """Return whether there is certainly no such repository at this path."""
     if not repository:
         return False
     try:

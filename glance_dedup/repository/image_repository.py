@@ -264,7 +264,7 @@ class Repository(closing.Closing):
 
     @property
     def group_access(self) -> bool:
-        """Whether all members of a group may use the repository."""
+        """Return whether all members of a group may use the repository."""
         with files.os_errors(f'cannot look at {self.path}'):
             return access.is_shared(os.stat(self.path))
 

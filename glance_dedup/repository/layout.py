@@ -39,7 +39,7 @@ _LOCK_FILES = ('locks/groups', IMAGE_LOCKS)
 
 
 def reserve_bytes(catalog: int) -> int:
-    """How much room is kept for a catalog of so many bytes.
+    """Return how much room is kept for a catalog of so many bytes.
 
     LevelDB may write a batch, a table of it, and a part of the catalog anew,
     before it removes the old one. None of these is larger than the catalog.
@@ -223,7 +223,7 @@ def read_parameters(path: str, allow_weak: bool = False
 
 
 def data_start(slots: int) -> int:
-    """Where the segments of a group's file begin.
+    """Return where the segments of a group's file begin.
 
     Behind a page of header and records are the entries: nine in each sector of
     512 bytes, and whole pages of these.

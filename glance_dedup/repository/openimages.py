@@ -327,7 +327,7 @@ class Image(closing.Closing):
             f'image {self.stat.image_id} cannot be read now: {error}')
 
     def is_zeros(self, length: int, offset: int) -> bool:
-        """Whether a range, clipped to the image, is known to be zeros.
+        """Return whether a range, clipped to the image, is known to be zeros.
 
         No block is read for that: blocks of zeros are not stored, except parts
         of them at the ends of other blocks.

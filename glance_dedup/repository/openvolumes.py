@@ -174,11 +174,11 @@ class Volume:
         self._engine.checkpoint()
 
     def needs_checkpoint(self) -> bool:
-        """Whether a checkpoint is due, since the journal is large."""
+        """Return whether a checkpoint is due, since the journal is large."""
         return self._engine.needs_checkpoint()
 
     def set_dedup(self, dedup: bool) -> None:
-        """Whether checkpoints look for blocks that are stored already.
+        """Return whether checkpoints look for blocks that are stored already.
 
         They do, until this says otherwise. A checkpoint that has begun is not
         affected.
@@ -414,7 +414,7 @@ def _ids_in_journals(repository: image_repository.Repository,
 
 
 def is_in_use(repository: image_repository.Repository, name: str) -> bool:
-    """Whether some process, perhaps on another host, owns a volume.
+    """Return whether some process, perhaps on another host, owns a volume.
 
     The lock is only asked for, not taken. This process's own volumes count,
     too.

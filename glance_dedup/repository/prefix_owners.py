@@ -322,7 +322,7 @@ def _require_alone(store: object_store.ObjectStore,
 
 
 def is_retired(store: object_store.ObjectStore, owner: str) -> bool:
-    """Whether another directory has taken an owner's place."""
+    """Return whether another directory has taken an owner's place."""
     return object_store.find(store, retired_key(owner)) is not None
 
 

@@ -108,7 +108,7 @@ class Parameters:
 
     @property
     def is_cryptographic(self) -> bool:
-        """Whether equal fingerprints alone mean equal blocks (I5)."""
+        """Return whether equal fingerprints alone mean equal blocks (I5)."""
         return self.fingerprint != 'weak-8' and (
             _engine.is_cryptographic(self.fingerprint))
 

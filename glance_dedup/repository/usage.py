@@ -43,7 +43,7 @@ class Usage:
 
     def stored(self, repository: image_repository.Repository, project: str
                ) -> int | None:
-        """How many bytes of the disk a project has stored.
+        """Return how many bytes of the disk a project has stored.
 
         Deleted images count until the maintainer has un-counted them.
 
