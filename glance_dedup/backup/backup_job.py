@@ -31,11 +31,11 @@ from glance_dedup.base import imageids
 from glance_dedup.base import printable
 from glance_dedup.repository import image_repository
 
-#: How often a round is run, if it breaks.
+#: Number of runs of a round that breaks.
 ATTEMPTS = 3
-#: What each rank runs with its Python.
+#: Program that each rank runs with its Python.
 RANK: tuple[str, ...] = ('-m', 'glance_dedup.backup.rank')
-# What keeps a rank small. Freed memory goes back at once, and of Open MPI's
+# Settings for small ranks. Freed memory goes back at once, and of Open MPI's
 # ways to send only the plain ones are loaded: the libraries of fast networks
 # take 2.4 MB, whether there is one or not. Messages are few.
 _MALLOC = {'MALLOC_MMAP_THRESHOLD_': '65536',
@@ -43,13 +43,13 @@ _MALLOC = {'MALLOC_MMAP_THRESHOLD_': '65536',
 _SMALL = {**_MALLOC, 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': '^ofi,uct',
           'OMPI_MCA_coll': 'basic,libnbc'}
 _END_SECONDS = 30.0
-# What a round without any disk takes, seconds, and how fast a host reads.
+# Cost of a round without any disk, seconds, and how fast a host reads.
 _OVERHEAD = 5.0
 _RATE = 100e6
-# The last bytes of what MPI itself says of an error.
+# Length of the end of MPI's own text that an error quotes.
 _TAIL = 2000
 _MAX_SHOWN = 200
-# Bytes of a line that a rank tells.
+# Bytes of a line that a rank writes.
 _MAX_LINE = 1 << 20
 
 
@@ -66,7 +66,7 @@ class Broken(exceptions.RepositoryError):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What is to be backed up."""
+    """Choice of the sources to be backed up."""
 
     name: str
     """Of a disk's or volume's backups; libvirt's name of a server."""
@@ -80,7 +80,7 @@ class Source:
 
 @dataclasses.dataclass
 class Result:
-    """What became of one backup. Sizes are in bytes."""
+    """Result of one backup. Sizes are in bytes."""
 
     name: str
     backup_id: str = ''
@@ -94,7 +94,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How backups are made."""
+    """Parameters of the backups."""
 
     codec: str = 'lz4'
     codec_level: int = 0
@@ -128,11 +128,11 @@ class Settings:
 class Job:
     """A run of backups.
 
-    :param progress: called with what is done, the total, and words for it
+    :param progress: called with the work done, the total, and words for it
     :raises InvalidParameter: MPI is not installed
 
     :ivar lost: why hosts were left out, by name
-    :ivar notices: sentences on what the operator should know
+    :ivar notices: sentences for the operator
     """
 
     def __init__(self, repository: image_repository.Repository,
@@ -209,7 +209,7 @@ class Job:
         return found
 
     def _takes_part(self, nodename: str) -> bool:
-        """Return whether a host takes part; if not, the operator is told."""
+        """Return whether a host takes part; if not, notify the operator."""
         if not self._settings.hosts or nodename in self._names:
             return True
         self._note('a host says that it has a disk and is '
@@ -289,7 +289,7 @@ class Job:
                 name, note=f'the round broke {ATTEMPTS} times: {why}')
 
     def _tidy(self, left: dict[str, dict[str, Any]]) -> None:
-        """End what sources have left that were given up (B6)."""
+        """End the remains of sources that were given up (B6)."""
         try:
             self._run_ranks({'do': 'tidy', 'sources': list(left.values()),
                              'identities': self._identities}, self._reach(),
@@ -325,7 +325,7 @@ class Job:
 
     def _give_up_lost(self, left: dict[str, dict[str, Any]],
                       hosts: list[job_hosts.Host]) -> None:
-        """Give up what is on hosts that cannot be reached any more."""
+        """Give up sources on hosts that cannot be reached any more."""
         if not hosts:
             return
         there = {host.nodename for host in hosts}
@@ -341,7 +341,7 @@ class Job:
     def _run_ranks(self, order: dict[str, Any],
                    hosts: list[job_hosts.Host],
                    note: Callable[[dict[str, Any]], None]) -> None:
-        """Start the ranks, give them an order, and pass on what they tell.
+        """Start the ranks, give them an order, and pass on their events.
 
         :raises Broken: they did not end well
         """
@@ -382,7 +382,7 @@ class Job:
 
 
 class Watch:
-    """Follows a round by what its ranks tell.
+    """Follows a round by the events of its ranks.
 
     :param identities: of the views of each source; they are filled in
     :param left: sources without a backup yet; they are taken out
@@ -475,9 +475,9 @@ def ranks_running(count: int, hosts: list[job_hosts.Host]
 
 
 def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
-    """Yield what the ranks tell, until all have ended.
+    """Yield the events of the ranks, until all have ended.
 
-    What no rank tells is a notice.
+    Lines that are no event become notices.
 
     :param silence: seconds; the ranks give up earlier by themselves
     :raises Broken: nothing came for a long time
@@ -502,7 +502,7 @@ def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
 
 
 def _tail(said: Any) -> str:
-    """The end of what MPI said, on one line."""
+    """Return the end of MPI's text, on one line."""
     said.seek(0, os.SEEK_END)
     said.seek(max(0, said.tell() - _TAIL))
     return ' '.join(said.read().decode(errors='replace').split())

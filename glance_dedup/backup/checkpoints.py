@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checkpoints of a running server's disk, and what they say.
+"""The checkpoints of a running server's disk, and the dirty segments by them.
 
-A checkpoint is a bitmap in QEMU, kept in the disk's qcow2 file, of what was
-written since some backup job began. A host keeps which backup that was. The
+A checkpoint is a bitmap in QEMU, kept in the disk's qcow2 file, of all writes
+since some backup job began. A host keeps the name of that backup. The
 file ``<name>.checkpoint`` of the source's place is JSON with a checksum, and
 has at any time:
 
@@ -30,7 +30,7 @@ from glance_dedup.base import files
 
 _KIND = 'checkpoint of a disk'
 _MAX_SIZE = 16384
-#: Of checkpoints and exports; nobody else's name begins so.
+#: Of checkpoints and exports; only ours begin so.
 PREFIX = 'glance-dedup-'
 _is_name = re.compile(f'{PREFIX}[0-9a-f]{{16}}').fullmatch
 _MAX_OTHERS = 100
@@ -38,7 +38,7 @@ _MAX_OTHERS = 100
 
 @dataclasses.dataclass
 class Known:
-    """What a host knows of a disk's checkpoints."""
+    """A host's record of a disk's checkpoints."""
 
     server: str = ''
     """The UUID of the server that has them."""
@@ -52,7 +52,7 @@ class Known:
     def save(self, place: places.Place) -> None:
         """Write it, durably.
 
-        :raises SourceError: that failed; what was there before is there
+        :raises SourceError: that failed; the old file is still there
         """
         data = files.pack_json(
             _KIND, repository_id=place.repository_id, server=self.server,
@@ -65,9 +65,9 @@ class Known:
 
 
 def load(place: places.Place, server: str) -> Known:
-    """What is known of a disk's checkpoints.
+    """Return the record of a disk's checkpoints.
 
-    What does not fit, or is of another repository or server, says nothing.
+    A record that does not fit, or is of another repository or server, is void.
 
     :param server: the UUID of the server
     """
@@ -103,10 +103,10 @@ def announce(place: places.Place, known: Known, checkpoint: str) -> None:
 
 
 class BitmapChanges(views.Changes):
-    """Finds clean segments by what QEMU has noted since the last backup.
+    """Finds clean segments by QEMU's record of writes since the last backup.
 
     :param checkpoint: the new one
-    :param has_bitmap: whether QEMU exports what was written since the
+    :param has_bitmap: whether QEMU exports the bitmap of writes since the
         checkpoint of the last backup
     """
 
@@ -136,7 +136,7 @@ class BitmapChanges(views.Changes):
         return False
 
     def end_scan(self) -> None:
-        """Nothing: QEMU has what the commit needs."""
+        """Do nothing: QEMU has all that the commit needs."""
 
     def commit(self, base: views.Base) -> None:
         """Have the new checkpoint take the place of the old one (B3)."""
@@ -151,7 +151,7 @@ class BitmapChanges(views.Changes):
             setattr(known, field.name, getattr(changed, field.name))
 
     def close(self) -> None:
-        """Nothing: the end of the job removes what is not needed."""
+        """Do nothing: the end of the job removes the bitmap."""
 
 
 def remove_stale(*paths: str) -> None:

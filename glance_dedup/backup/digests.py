@@ -14,7 +14,7 @@ it is bound to that backup::
             pages' key, the page's number, and these digests
 
 The last page is filled up with zeros. A digest is valid if and only if (1) the
-head is whole and names what it should, (2) the file has exactly the pages for
+head is whole and names the right source, (2) the file has the exact pages for
 the size, and (3) its page has the key of the head. So a page of an older file,
 of another source, or with one false bit says nothing, and its segments are
 read.

@@ -2,10 +2,10 @@
 
 """Disks as files and block devices: the content of a source at rest.
 
-Nobody may write to such a disk while it is backed up. A file tells by its
-inode, size and times whether somebody did, a block device by the kernel's
-counters of what was written to it, after a sync. Writes that pass by the
-device, such as to the disk under a logical volume, or by another host, are not
+No program may write to such a disk while it is backed up. A write to a file
+shows in its inode, size and times; one to a block device in the kernel's
+counters of written sectors, after a sync. Writes that pass by the device,
+such as to the disk under a logical volume, or by another host, are not
 seen.
 
 A file in the format of a virtual machine's disk, such as qcow2, is not read as
@@ -51,7 +51,7 @@ def _identity(fd: int, status: os.stat_result) -> str:
     if stat.S_ISREG(status.st_mode):
         return (f'file {status.st_dev} {status.st_ino} {status.st_size} '
                 f'{status.st_mtime_ns} {status.st_ctime_ns}')
-    # What was written and is only in the page cache is not counted yet.
+    # The counters leave out writes that are only in the page cache.
     os.fsync(fd)
     number = f'{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}'
     with open(f'/sys/dev/block/{number}/stat') as f:

@@ -4,7 +4,7 @@
 
 QEMU serves a running server's disk as it was when its backup job began, and
 keeps what the server overwrites in a scratch file. The name of the export is
-drawn anew for each job, so a connection to it either reaches this job or
+drawn again for each job, so a connection to it either reaches this job or
 fails. The name is the identity of the view.
 
 The extents are asked for in windows of 256 MiB, so memory does not grow with
@@ -19,13 +19,13 @@ from glance_dedup.backup import views
 from glance_dedup.client import client_errors
 from glance_dedup.client import nbd_reader
 
-#: The name under which a job exports what was written since the checkpoint.
+#: Name under which a job exports the bitmap of writes since the checkpoint.
 BITMAP = 'dirty'
 _WINDOW = 128       # segments
 
 
 class _Window:
-    """What is known of the segments from `first` on."""
+    """Answers of the server about the segments from `first` on."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -33,7 +33,7 @@ class _Window:
         self.dirty: set[int] = set()
 
     def note(self, found: set[int], offset: int, length: int) -> None:
-        """Note a range; what is beyond the window does no harm, and is left.
+        """Note a range; leave out the part beyond the window.
 
         A single extent may have 4 GiB.
         """

@@ -35,7 +35,7 @@ _START_SECONDS = 60.0
 _PAUSE = 0.02
 _MAX_CHAIN = 8
 _HEAD = 4096
-# Of QEMU's docs/interop/qcow2.txt.
+# From QEMU's docs/interop/qcow2.txt.
 _QCOW2 = struct.Struct('>4sIQI')
 _CRYPT_AT = 32
 _FEATURES_AT = 72
@@ -68,7 +68,7 @@ def _advice(found: str) -> str:
 
 
 class _Header:
-    """What a qcow2 file says of its backing file.
+    """Return the backing file that a qcow2 file names.
 
     :raises SourceError: it is no qcow2 file, or one that is refused
     """

@@ -36,9 +36,9 @@ from glance_dedup.base import printable
 # Seconds.
 _CONNECT = 10
 _ASK = 60
-# Characters of what a host said that are shown.
+# Characters of a host's text that are shown.
 _MAX_SHOWN = 200
-# How many hosts are asked at once.
+# Number of hosts that are probed at once.
 _AT_ONCE = 32
 # Bytes of a host's answer, and of what its shell prints.
 _MAX_ANSWER = 64 << 10
@@ -46,8 +46,8 @@ _SILENT = f'it did not answer in {_ASK} s'
 _SSH = ('ssh', '-o', 'BatchMode=yes', '-o', f'ConnectTimeout={_CONNECT}')
 
 
-# Seconds until Open MPI asks a silent host, seconds between questions, and how
-# many may have no answer. Its own values take eight minutes.
+# Seconds until Open MPI probes a silent host, seconds between probes, and how
+# many may go unanswered. Its own values take eight minutes.
 _KEEPALIVE = {'time': 20, 'intvl': 5, 'probes': 6}
 
 
@@ -59,7 +59,7 @@ class HostError(exceptions.RepositoryError):
 class Host:
     """A host that can take part.
 
-    The networks are those of its address and of the asking host's address, by
+    The networks are those of its address and of the probing host's address, by
     which ssh reached it.
     """
 
@@ -75,7 +75,7 @@ def mpiexec() -> str | None:
 
 
 def reach(names: Iterable[str]) -> tuple[list[Host], dict[str, str]]:
-    """Ask hosts; returns those that can take part, and why others cannot."""
+    """Probe hosts; return the usable ones, and the errors of the others."""
     found, lost = [], {}
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = {name: pool.submit(_ask, name) for name in names}
@@ -112,7 +112,7 @@ def _false_names(nodename: str, names: list[str]) -> dict[str, str]:
 
 
 def _ask(name: str) -> Host:
-    """Ask a host what it has.
+    """Request a host's facts.
 
     :raises HostError: it cannot take part
     """
@@ -170,7 +170,7 @@ def _run(command: list[str]) -> tuple[int, str, str]:
 
 
 def _receive(selector: selectors.BaseSelector, end: float) -> None:
-    """Append what ssh prints next to its text."""
+    """Append the next output of ssh to its text."""
     ready = selector.select(max(0, end - time.monotonic()))
     if not ready or time.monotonic() > end:
         raise HostError(_SILENT)
@@ -186,9 +186,9 @@ def _receive(selector: selectors.BaseSelector, end: float) -> None:
 
 
 def _host(name: str, facts: dict[str, Any]) -> Host:
-    """Return the host that told these facts.
+    """Return the host that sent these facts.
 
-    :raises HostError: it cannot take part, or no host tells such facts
+    :raises HostError: it cannot take part, or no host sends such facts
     """
     for field, is_good in _FACTS.items():
         if not is_good(facts.get(field)):
@@ -247,7 +247,7 @@ def network_of(address: str, routes: str = '/proc/net/route') -> str | None:
 
 
 def environment(hosts: list[Host]) -> dict[str, str]:
-    """What Open MPI needs to know to work on hosts; nothing without any.
+    """Return the environment of Open MPI for hosts; empty without any.
 
     The networks: else each process offers all addresses of its host, and
     others connect to any. The bridges of libvirt and containers have the same

@@ -5,7 +5,7 @@
 This is a program of its own, one request for each process: libvirt's client
 takes 9.5 MiB of memory, and a rank has 35 in all. A job belongs to QEMU, so
 nothing is lost when the process ends. The request is a JSON object on standard
-input, with ``uri``, ``server``, ``do`` and what that takes, the answer one on
+input, with ``uri``, ``server``, ``do`` and its arguments, the answer one on
 standard output: what the function of that name returns, or ``error`` and
 ``code``, the number of libvirt's error (0: of none).
 """
@@ -26,7 +26,7 @@ _PAUSE = 0.1
 
 
 class _Refused(Exception):
-    """What was asked for cannot be done; the message says why."""
+    """The request cannot be done, for the reason in the message."""
 
 
 def _running_job(domain: Any) -> ElementTree.Element | None:
@@ -144,7 +144,7 @@ def describe(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """What its backup job exports, and since which checkpoints, by target."""
+    """Return its backup job's exports, and their checkpoints, by target."""
     job = _running_job(domain)
     if job is None:
         return {'exports': {}, 'since': {}}

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a host keeps of a source between two backups: its place.
+"""A host's files of a source between two backups: the source's place.
 
 A place is some files in the state directory, all with the source's name::
 
     <name>.lock           locked (flock) by the process that backs it up
     <name>.digests        the digests of its last backup (digests.py)
-    <name>.digests.new    those of a backup that goes on
+    <name>.digests.new    the digests of a backup that goes on
     <name>.checkpoint     the checkpoint of its last backup (checkpoints.py)
 
 All of them are hints (B1): without them a backup reads everything. A state
-directory belongs to one repository; what names another is not used.
+directory belongs to one repository; files that name another are not used.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from glance_dedup.base import closing
 #: The longest name: ``b_<name>_<time>`` is an image's id, of 128 characters.
 MAX_NAME = 109
 is_name = re.compile(f'[A-Za-z0-9_-]{{1,{MAX_NAME}}}').fullmatch
-#: Of what lies in a state directory: it tells when each server was backed up.
+#: Files of a state directory that record when each server was backed up.
 MODE = 0o600
 
 
@@ -33,7 +33,7 @@ MODE = 0o600
 def source_errors(what: str) -> Iterator[None]:
     """Turn an OSError into a SourceError.
 
-    :param what: what failed; the message begins with it
+    :param what: the failed action; the message begins with it
     """
     try:
         yield

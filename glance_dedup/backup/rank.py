@@ -7,7 +7,7 @@
     mpiexec ... python -m glance_dedup.backup.rank < order
 
 Rank 0 reads the *order* of a round from its standard input, a JSON object, and
-tells it to the others. Each rank writes what happens to its standard output, a
+sends it to the others. Each rank writes its events to its standard output, a
 JSON object on each line (``backup_job.py`` reads both). An exit status other
 than 0 means that the round has to be run again.
 """
@@ -52,7 +52,7 @@ def tell(rank: int, event: str, **facts: Any) -> None:
 
 
 class _Notices(logging.Handler):
-    """Tells the job what this process warns of."""
+    """Sends the job the warnings of this process."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(logging.WARNING)
@@ -157,7 +157,7 @@ class Rank:
                 if host == mine]
 
     def _own_sources(self) -> list[dict[str, Any]]:
-        """What this rank reads: a share of what is on its host."""
+        """Return this rank's part of the sources on its host."""
         here = [source for source in self._order['sources']
                 if source['host'] == os.uname().nodename]
         # The largest first, so that the shares are about equal.
@@ -172,7 +172,7 @@ class Rank:
         return own
 
     def _open(self, source: dict[str, Any]) -> None:
-        """Open a source's views, or tell why that is impossible (B5)."""
+        """Open a source's views, or report why that is impossible (B5)."""
         try:
             found = self._views_of(source)
         except exceptions.RepositoryError as e:
@@ -191,9 +191,9 @@ class Rank:
                     self._open_previous(view)))
 
     def _is_there(self, view: views.View, backup_id: str, source: str) -> bool:
-        """Return whether a view has its backup; if so, tells of it.
+        """Return whether a view has its backup; if so, report it.
 
-        A rank that dies may have committed it and told nobody. The view may
+        A rank that dies may have committed it without a report. The view may
         be another one by now, so it is not committed (B3).
         """
         try:
@@ -215,7 +215,7 @@ class Rank:
             'zeros': stat.zero_bytes, 'note': '', 'clean': 0, **more})
 
     def _views_of(self, source: dict[str, Any]) -> list[views.View]:
-        """Those of a round that broke, if they are still there; or new ones.
+        """Return the spools of a broken round, if still there; or new ones.
 
         :raises SourceError: the source cannot be backed up
         """
@@ -274,7 +274,7 @@ class Rank:
 
     def _make_round(self) -> stages.Round:
         order = self._order
-        # Clean segments are those of one base, so another one is another
+        # Clean segments belong to one base, so another base is another
         # round (B4). Another run is, too: see "Runs that are killed".
         facts = self._ranks.agree([
             [task.view.name, task.view.identity, task.view.size,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Check what ranks tell the job, a line of JSON for each event.
+"""Check the events that ranks send the job, a line of JSON each.
 
-Ranks run on other hosts. A host that lies, or whose disk or memory does, must
-not end the backups of all others: an event that no rank tells is left out, and
+Ranks run on other hosts. A host with false programs, disk or memory must not
+end the backups of all others: a line that is no event is left out, and
 named.
 """
 
@@ -53,7 +53,7 @@ _EVENTS: dict[str, dict[str, _Check]] = {
 
 
 class FalseEvent(ValueError):
-    """A line is no event of a rank; the message says which."""
+    """A line is no event of a rank; the message quotes it."""
 
 
 def parse(line: bytes) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How the ranks of a batch backup talk: streams of records, to all from all.
+"""Streams of records between the ranks of a batch backup, from all to all.
 
 MPI carries the messages. A rank that waits sleeps, since MPI's own barriers
 would keep a processor busy. A rank has at most one message under way to each
@@ -34,11 +34,11 @@ _END = b'end'
 SILENCE = 900.0
 # While a rank works alone, it sends so many signs of life in that time.
 _SIGNS = 15
-# Their tag; those of exchanges are 1 and more.
+# Their tag; the tags of exchanges are 1 and more.
 _ALIVE = 0
 
-# Seconds between two looks at what has come, while nothing is to be done: more
-# and more, so that a rank that waits long costs its host nothing.
+# Seconds between two polls for messages, while there is no work: more and
+# more, so that a rank that waits long costs its host nothing.
 _PAUSE = 0.0005
 _MAX_PAUSE = 0.02
 
@@ -53,7 +53,7 @@ def buffer_of(ranks: int) -> int:
 
 
 class BrokenMessage(exceptions.RepositoryError):
-    """A message is not what its head says."""
+    """A message does not agree with its head."""
 
 
 def pack(kind: bytes, payload: bytes) -> bytes:
@@ -132,7 +132,7 @@ class Ranks:
     def agree(self, value: Any) -> list[Any]:
         """Tell all ranks a value, and return all values, in their order.
 
-        :param value: what JSON can hold
+        :param value: a value that JSON can hold
         """
         found: list[bytearray] = [bytearray() for _ in range(self.size)]
         with self.exchange(b'agree',
@@ -161,7 +161,7 @@ class Exchange:
         self._rank = comm.Get_rank()
         self._size = buffer_of(size)
         self._buffers = [bytearray() for _ in range(size)]
-        # What is under way to each rank; the bytes stay until it is there.
+        # Messages under way to each rank; the bytes stay until it has them.
         self._sending: list[tuple[Any, bytes] | None] = [None] * size
         self._open = set(range(size)) - {self._rank}
         self._heard = time.monotonic()
@@ -213,7 +213,7 @@ class Exchange:
         self._wait(lambda: all(map(self._is_free, range(size))), 'finish')
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Receive what comes until something holds."""
+        """Receive messages until a condition holds."""
         pause = _PAUSE
         while not condition():
             if self._take():
@@ -228,7 +228,7 @@ class Exchange:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def poll(self) -> None:
-        """Receive what has come; for stages with long pauses between sends."""
+        """Receive pending messages; for stages that seldom send."""
         while self._take():
             pass
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a rank keeps on its host's disk during a round.
+"""A rank's files on its host's disk during a round.
 
 A spool is a directory of one round and one rank. Its files only grow, and are
 read from their beginning. They are not synced: after a crash of the machine
 the round starts again.
 
 ``blocks``
-    What was scanned of all views, in order: 36 bytes for each block.
+    All scanned blocks of all views, in order: 36 bytes for each block.
 ``found``
     64 bits for each block, behind stage 2a: its address; 0: this rank has to
     store it; or :data:`WAIT`.
@@ -46,11 +46,11 @@ RECORD = 13
 SCANNED = 36
 #: Blocks whose answers are put in their places together.
 BUCKET = 1 << 18
-#: Records that are sorted and joined together: some 6 MB with all that is
+#: Records that are sorted and joined together: some 6 MB with all values
 #: computed from them.
 PIECE = 100_000
 
-#: In place of an address: another rank was told to store the block.
+#: In place of an address: another rank was ordered to store the block.
 WAIT = (1 << 40) - 1
 #: Added to an address: the block was stored for the view that has it.
 OWN = 1 << 40
@@ -68,9 +68,9 @@ def answer(requester: int, address: int) -> bytes:
 def remove_dead(directory: str, key: str | None) -> list[str]:
     """Remove the spools that processes which died left on this host (B6).
 
-    :param directory: where the spools of a repository lie
-    :param key: how the names of those begin that stay; None: none stays
-    :returns: what was removed
+    :param directory: the place of a repository's spools
+    :param key: how the names of the spools that stay begin; None: none stays
+    :returns: the names of the removed spools
     """
     removed = []
     with contextlib.suppress(OSError):
@@ -157,7 +157,7 @@ class Spool(closing.Closing):
             'the spool %s cannot be written: %s. So the blocks that this '
             'host compares for all are stored as new ones, until the next '
             'merge', self.path, error.strerror or error)
-        while self._files:      # what memory holds cannot be written either
+        while self._files:      # buffers cannot be written either
             with contextlib.suppress(OSError):
                 self._files.popitem()[1].close()
         if self._fd is not None:
@@ -180,7 +180,7 @@ class Spool(closing.Closing):
             file.write(data)
 
     def end(self, kind: str) -> None:
-        """Write what memory holds of all files of a kind, and close them."""
+        """Write the buffered records of all files of a kind; close them."""
         self._close_files([name for name in self._files if name == kind
                            or name.startswith(kind + '-')])
 
@@ -266,7 +266,7 @@ class Spool(closing.Closing):
             os.rename(path + '.new', path)
 
     def noted(self, stage: str) -> dict[str, Any] | None:
-        """What was noted of a stage; None: it is not complete."""
+        """Return the record of a stage; None: it is not complete."""
         with contextlib.suppress(OSError, ValueError):
             with open(os.path.join(self.path, f'done-{stage}'),
                       encoding='utf-8') as file:

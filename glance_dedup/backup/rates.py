@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How fast a server overwrites its disks: as fast as in its last backup.
+"""The rate at which a server overwrites its disks: that of its last backup.
 
-While a view is kept, what its server overwrites takes space, so a plan of
-rounds has to know how much that may be (``rounds.py``). It is what the
-server's scratch files took in its last backup, divided by the seconds for
+While a view is kept, the server's overwrites take space, so a plan of rounds
+has to know how much that may be (``rounds.py``). It is the size of the
+server's scratch files in its last backup, divided by the seconds for
 which they were kept. The file ``<UUID>.rate`` of the state directory has it,
 as JSON with a checksum.
 
-It is an estimate: a file that is missing or damaged says 0, and scratch files
-are watched whatever it says.
+It is an estimate: a file that is missing or damaged means 0, and scratch files
+are watched in any case.
 """
 
 import logging

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Choose the backup that is meant, and those that are kept.
+"""Choose the backup that a name means, and the backups to be kept.
 
 The time of a backup is in its id, and comes from a clock that may have been
 wrong. A backup that is dated in the future is outside all of this: no rule
@@ -22,7 +22,7 @@ import datetime
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 
-# How a period of each rule is written; equal texts are of one period. strftime
+# The format of a period of each rule; equal texts are of one period. strftime
 # writes years before 1000 with fewer digits.
 _PERIODS: dict[str, Callable[[datetime.datetime], str]] = {
     'daily': lambda time: time.isoformat()[:10],
@@ -73,8 +73,8 @@ def of_name(backups: Iterable[imageids.Backup], name: str
             ) -> list[imageids.Backup]:
     """The backups of a name, in the same order.
 
-    :raises ImageNotFound: there are none; the message says of which names
-        there are
+    :raises ImageNotFound: there are none; the message lists the names that
+        have backups
     """
     backups = list(backups)
     found = [backup for backup in backups if backup.name == name]
@@ -91,7 +91,7 @@ def of_name(backups: Iterable[imageids.Backup], name: str
 
 def is_future(backup: imageids.Backup, now: datetime.datetime) -> bool:
     """Return whether a backup is dated in the future."""
-    # Not the backup's time less the skew: its id may say the year 1.
+    # Not the backup's time less the skew: its id may have the year 1.
     return backup.time > now + _MAX_SKEW
 
 
@@ -118,9 +118,9 @@ def chosen(backups: Iterable[imageids.Backup], name: str,
            ) -> imageids.Backup:
     """Return the newest backup of a name that is not of the future.
 
-    :param at: only those of this time or before, also if they are of the
+    :param at: only backups of this time or before, also if they are of the
         future
-    :raises ImageNotFound: there is none; the message says which there are
+    :raises ImageNotFound: there is none; the message lists the others
     """
     found = sorted(of_name(backups, name))
     allowed = [backup for backup in found if (

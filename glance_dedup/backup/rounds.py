@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which disks are backed up together: rounds.
+"""Rounds: the disks that are backed up together.
 
-While a disk is read, a view of it is kept, and what its server writes
-meanwhile takes space. All hosts work through a round's stages together, so
+While a disk is read, a view of it is kept, and its server's writes
+meanwhile take space. All hosts work through a round's stages together, so
 each view of a round is kept until the slowest host is done. One round for all
 disks takes the least time in total, since each round has costs of its own, but
 it keeps each view longest.
@@ -45,7 +45,7 @@ Round = Sequence[Disk]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What is the same for all rounds."""
+    """Costs and limits that are the same for all rounds."""
 
     overhead: float = 0.0
     """Seconds of each round that no disk accounts for."""
@@ -72,7 +72,7 @@ def views(disks: Round, limits: Limits) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Rounds, one after the other, and what they cost."""
+    """Rounds, one after the other, and their cost."""
 
     rounds: list[list[Disk]]
     total: float
@@ -81,7 +81,7 @@ class Plan:
     """J: seconds for which a view is kept, on average."""
 
     def cost(self, weight: float) -> float:
-        """What a plan costs.
+        """Return the cost of a plan.
 
         :param weight: of the total time, from 0 to 1
         """

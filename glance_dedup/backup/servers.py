@@ -7,7 +7,7 @@ exports them as of one moment, and writes what the server overwrites meanwhile
 to scratch files. A server that is shut off has files (`diskfiles.py`,
 `images.py`).
 
-A disk in the format qcow2 has a bitmap of what was written since the last
+A disk in the format qcow2 has a bitmap of the writes since the last
 backup (`checkpoints.py`). Others can have none that outlives QEMU, so they are
 read whole, and compared by digests.
 
@@ -52,7 +52,7 @@ _NO_SERVER = 42
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Where servers run, and what their backups may use."""
+    """Access to the servers, and limits of their backups."""
 
     state_directory: str
     """What is kept between backups; this repository's alone."""
@@ -81,7 +81,7 @@ class _Refused(views.SourceError):
 
 
 def _ask(uri: str, server: str, do: str, **arguments: Any) -> dict[str, Any]:
-    """Have a process of its own ask libvirt (`libvirt_jobs.py`).
+    """Have a separate process send libvirt the request (`libvirt_jobs.py`).
 
     :raises SourceError: it is not installed, or does not answer
     :raises _Refused: libvirt has refused
@@ -154,7 +154,7 @@ class _Job:
 
     It owns the places of the disks. A thread watches the scratch files.
 
-    :param found: what `describe` says of the server
+    :param found: the result of `describe` for the server
     :param stack: closes the places
     """
 
@@ -190,7 +190,7 @@ class _Job:
     def begin(self) -> set[str]:
         """Begin a new job; the targets whose bitmaps are exported.
 
-        :raises SourceError: as its name says; nothing is left of the job
+        :raises SourceError: as its name says; no part of the job remains
         """
         nonce = checkpoints.PREFIX + secrets.token_hex(8)
         self._ask('end', disks=self._requests())
@@ -358,11 +358,11 @@ def open_server(settings: Settings, server: str, *, name: str | None = None,
 
     :param server: its name or UUID in libvirt
     :param name: instead of the server's name in the names of backups
-    :param targets: only these disks; None: all that are no CD-ROM, and that
+    :param targets: only these disks; None: all disks but CD-ROMs that
         the server may write to
-    :param identities: of the views that a process which died has scanned, by
-        name; None: new views. Whatever is left of old ones is then removed
-    :raises SourceError: says which disk, why, and what to do
+    :param identities: identities of the views that a process which died has
+        scanned, by name; None: new views. Remains of old ones are then removed
+    :raises SourceError: with the disk, the reason, and what to do
     """
     found = _ask(settings.uri, server, 'describe')
     disks = [disk for disk in found['disks']
@@ -439,7 +439,7 @@ def _open_files(settings: Settings, disks: list[dict[str, str]],
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a plan has to know of a source."""
+    """Return the facts about a source that a plan needs."""
 
     size: int
     """About how many bytes its disks have."""

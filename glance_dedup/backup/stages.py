@@ -41,7 +41,7 @@ _NEW_BLOCKS = 1 << 16
 _RUN = 1 << 18
 _LOCK_TRIES = 100
 _LOCK_PAUSE = 0.1
-# What follows if the exact index is of no use.
+# Advice if the exact index is of no use.
 _ANEW = ('blocks that the repository has may be stored once more, and take '
          'space until the next merge. Turn merging on in dedupd, or run '
          'glance-dedup task merge; it makes the index, and mends it')
@@ -49,7 +49,7 @@ _ANEW = ('blocks that the repository has may be stored once more, and take '
 
 @dataclasses.dataclass
 class Task:
-    """What a rank does with one view in a round."""
+    """A rank's work on one view in a round."""
 
     view: views.View
     source: str
@@ -70,13 +70,13 @@ class Task:
     """Plain bytes that stage 2b stored, and what they take on the disk."""
 
     def dirty(self) -> Iterator[int]:
-        """The dirty segments among those that were scanned."""
+        """Return the dirty segments among the scanned ones."""
         return (index for index, clean in enumerate(self.clean) if not clean)
 
 
 def places_at(image: openimages.Image, offset: int, lengths: Sequence[int],
               block_size: int) -> array.array:
-    """Where an image has its blocks from an offset on, if all have one size.
+    """Return an image's addresses from an offset, if blocks have one size.
 
     :param lengths: of the blocks that are compared with it
     :returns: an address for each; 0: the image has none there
@@ -201,7 +201,7 @@ class Stored:
                 self.flush()
 
     def flush(self) -> None:
-        """Store what waits."""
+        """Store the waiting blocks."""
         addresses = array.array('Q')
         if self._new:
             addresses.frombytes(self._transaction.write_blocks(
@@ -255,7 +255,7 @@ class Round:
             task.error = str(e)
 
     def _check(self) -> None:
-        """Give up views that are not what they were (B2)."""
+        """Give up views that have changed (B2)."""
         for task in self._tasks:
             self._attempt(task, lambda task: task.view.check())
 
@@ -265,7 +265,7 @@ class Round:
             task.error = task.error or str(why)
 
     def _require_spool(self) -> None:
-        """Check that the spool still keeps what it is given.
+        """Check that the spool still keeps its records.
 
         :raises SourceError: it does not
         """
@@ -297,14 +297,14 @@ class Round:
 
     def _begin_look(self, stack: contextlib.ExitStack
                     ) -> openimages.Transaction | None:
-        """What finds blocks where the base has them; None: nothing can."""
+        """Return a transaction to check addresses in; None: it failed."""
         if self._repository.parameters.cuts[1] or not any(
                 task.previous for task in self._tasks):
             return None
         try:
             return stack.enter_context(self._begin(self._tasks[0].backup_id))
         except exceptions.RepositoryError:
-            return None     # stage 2b says so, if there is something to store
+            return None     # stage 2b reports it, if it has to store
 
     def _scan_view(self, task: Task, exchange: rank_exchange.Exchange,
                    look: openimages.Transaction | None, done: int) -> None:
@@ -335,7 +335,7 @@ class Round:
 
         Most of a dirty segment's blocks are. Nobody need be asked for them.
 
-        :returns: what was scanned, with zeros as their fingerprints
+        :returns: the scanned part, with zeros as fingerprints
         """
         if look is None or task.previous is None:
             return scanned
@@ -476,7 +476,7 @@ class Round:
                 task.new, task.packed = now[0] - before[0], now[1] - before[1]
                 before = now
         finally:
-            transaction.abort()     # what was kept stays
+            transaction.abort()     # the kept blocks stay
 
     def _begin(self, backup_id: str) -> openimages.Transaction:
         return self._repository.begin(backup_id, self._project, self._scope)
@@ -636,7 +636,7 @@ class Recipe:
             self._flush_lot()
 
     def flush(self) -> None:
-        """Append what waits."""
+        """Append the waiting blocks."""
         self._flush_clean()
         self._flush_lot()
 
@@ -697,7 +697,7 @@ class Recipe:
             self._read_anew(lengths, offset)
 
     def _read_anew(self, lengths: array.array, offset: int) -> None:
-        """Store blocks that are not where they were said to be."""
+        """Store blocks that are not at the expected addresses."""
         at = 0
         while at < len(lengths):
             end, size = at, 0

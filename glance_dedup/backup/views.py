@@ -2,12 +2,12 @@
 
 """A source at one moment, as the stages see it: a view.
 
-A view has two parts. Its *content* gives the bytes: a file's, or those of a
+A view has two parts. Its *content* gives the bytes, of a file or of a
 running server's disk (``diskfiles.py``, ``exports.py``). Its *changes* know
-which segments are as in an earlier backup, the *base* of the view: by digests
-(``digests.py``) or by a bitmap of QEMU (``checkpoints.py``).
+the segments that are as in an earlier backup, the *base* of the view: by
+digests (``digests.py``) or by a bitmap of QEMU (``checkpoints.py``).
 
-Words and rules (B1 to B7) are those of ``doc/source/contributor/batch.rst``.
+For words and rules (B1 to B7), see ``doc/source/contributor/batch.rst``.
 Nothing here is thread-safe: a view belongs to one thread of one process.
 """
 
@@ -27,7 +27,7 @@ SEGMENT = 2 << 20
 class SourceError(exceptions.RepositoryError):
     """A source cannot be backed up, or its view has ended (B2, B5).
 
-    The message names the source, and says what to do.
+    The message names the source and a remedy.
     """
 
 
@@ -40,7 +40,7 @@ class Base(NamedTuple):
 
 
 class Found(enum.Enum):
-    """What a scan says of a segment."""
+    """Result of the scan of a segment."""
 
     CLEAN = enum.auto()
     """It is as in the base; the buffer holds nothing of use."""
@@ -83,7 +83,7 @@ class Content(closing.Closing, abc.ABC):
 
 
 class Changes(closing.Closing, abc.ABC):
-    """Which segments of a view are as in its base.
+    """Segments of a view that are as in its base.
 
     :ivar base: None: nothing is known, and every segment is dirty
     """
@@ -106,7 +106,7 @@ class Changes(closing.Closing, abc.ABC):
 
     @abc.abstractmethod
     def end_scan(self) -> None:
-        """Make durable what :meth:`commit` needs from the scan."""
+        """Make all data durable that :meth:`commit` needs from the scan."""
 
     @abc.abstractmethod
     def commit(self, base: Base) -> None:
@@ -117,7 +117,7 @@ class View(closing.Closing):
     """A source at one moment.
 
     Stage 1a calls :meth:`scan` for each segment, in order, and then
-    :meth:`end_scan`. Later stages read what they need again. Before the backup
+    :meth:`end_scan`. Later stages read segments again. Before the backup
     is committed, :meth:`check` must return; afterwards comes :meth:`commit`.
 
     A process that dies leaves its view. Another one finds the view again by
