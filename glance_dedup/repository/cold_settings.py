@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where the objects of a repository's cold groups are: ``cold.json``.
+"""The place of the objects of a repository's cold groups: ``cold.json``.
 
 A repository that is *attached* to an object store has an *owner*: an id under
 which its directory writes objects
@@ -22,7 +22,7 @@ from glance_dedup.objects import slice_cache
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
 
-#: MiB of slices that are kept, unless the operator says otherwise.
+#: MiB of slices in the cache, unless the operator sets another limit.
 CACHE_MIB = 1024
 #: The most of them.
 MAX_CACHE_MIB = 1 << 20
@@ -36,7 +36,7 @@ _MAX_SIZE = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """To what a repository is attached."""
+    """The object store to which a repository is attached."""
 
     location: object_location.Location
     credentials: str
@@ -55,7 +55,7 @@ class Settings:
 
 
 def read(path: str) -> Settings | None:
-    """What ``cold.json`` says; None if the repository is not attached.
+    """Return the settings of ``cold.json``; None: there is none.
 
     :param path: the repository's directory
     :raises DamagedError, StorageError, AccessDenied: as their names say
@@ -100,7 +100,7 @@ def write(path: str, settings: Settings) -> None:
 
 
 def require(path: str) -> Settings:
-    """As :func:`read`, for who cannot do without.
+    """Read as :func:`read`, but raise if the repository is not attached.
 
     :raises UnavailableError: the repository is not attached
     """
@@ -116,9 +116,9 @@ def wanted_room(free_bytes: int, kept: int,
                 parameters: repo_parameters.Parameters) -> int:
     """Return how much is to be free on the disk; if less is, groups move.
 
-    :param free_bytes: what the operator wants; 0: nothing moves for this
-    :param kept: what storing leaves free. A group that moves needs as much
-        as it has, so one is to move before storing is refused
+    :param free_bytes: the free space to keep; 0: nothing moves for this
+    :param kept: the space that storing leaves free. A group that moves needs
+        as much as it has, so one is to move before storing is refused
     """
     if not free_bytes:
         return 0
@@ -136,12 +136,12 @@ def connect(settings: Settings) -> object_store.ObjectStore:
 
 def open_slices(path: str, ask: slice_cache.Ask | None,
                 memory: str | None = None) -> slice_cache.Slices:
-    """What brings slices of the cold groups of a repository.
+    """Return the cache of slices of a repository's cold groups.
 
     ``cold.json`` is read when the first one is needed.
 
     :param path: the repository's directory
-    :param ask: asks dedupd for slices; None: it is not asked
+    :param ask: requests slices of dedupd; None: dedupd gets no request
     :param memory: as for :class:`slices.Slices`
     :raises AccessDenied, StorageError: the directory of slices
         is missing, and cannot be made
@@ -152,7 +152,7 @@ def open_slices(path: str, ask: slice_cache.Ask | None,
             store = connect(settings)
         except (exceptions.DamagedError, exceptions.StorageError,
                 exceptions.AccessDenied) as e:
-            # It says nothing about the blocks that are to be read.
+            # It does not restrict the blocks to be read.
             raise exceptions.UnavailableError(str(e)) from e
         return slice_cache.Source(store, settings.owners,
                                   settings.cache_mib << 20)

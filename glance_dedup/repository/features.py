@@ -23,7 +23,7 @@ def read(path: str) -> list[str]:
     """Return the features that a repository uses.
 
     :param path: the repository's directory
-    :raises VersionError: it uses one that this program does not know
+    :raises VersionError: it uses a feature unknown to this program
     :raises DamagedError: the directory is missing
     :raises AccessDenied, StorageError: as their names say
     """

@@ -10,8 +10,8 @@ for :data:`UNUSED` seconds. A wrong guess costs little: a missing filter is
 rebuilt from the groups.
 
 A filter's header page names its repository, behind the engine's own fields:
-the path, ended by a zero byte. The file's time of writing says when somebody
-last opened the filter.
+the path, ended by a zero byte. The file's mtime is the time at which a
+process last opened the filter.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ NOTED = 86400
 _NAME = re.compile(rf'({hexids.PATTERN})\.filter(\.new)?')
 _STORES = re.compile(rf'{hexids.PATTERN}\.(lmdb|dtb|leveldb)')
 # Each user of a store holds a shared lock on this byte of this file
-# (engine/repo/kvindex.c). The file's time of writing says when somebody
+# (engine/repo/kvindex.c). The file's mtime is the time at which a process
 # last opened the store, or closed it.
 _USERS = '.users'
 _USED = 1
@@ -50,10 +50,10 @@ _MAX_JSON = 1 << 16
 
 
 def _open(path: str) -> int:
-    """Open a filter, or what lies in its place; returns the descriptor.
+    """Open a filter, or the file in its place; return the descriptor.
 
     Unlike `access.open_file` this does not wait for a lease on the file: a
-    later call can look at the filter as well.
+    later call can read the filter's name as well.
     """
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
                    | os.O_CLOEXEC)
@@ -72,7 +72,7 @@ def _repository_of(fd: int) -> bytes:
 def note_use(path: str, repository: str) -> bool:
     """Note in a filter its repository's path and the time of this use.
 
-    :returns: whether this noted anything: the filter is new, or was not used
+    :returns: whether this noted a use: the filter is new, or was not used
         lately
     :raises OSError: as its name says
     """
@@ -118,8 +118,8 @@ def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
 
 
 def _take(fd: int, path: str, unfinished: bool = False) -> bool:
-    """Lock a filter of this user's; False if somebody uses it."""
-    # The engine, too, first locks a filter, then looks at its name.
+    """Lock a filter of this user's; False if a process uses it."""
+    # The engine, too, first locks a filter, then checks its name.
     if not _engine.take_unused_filter(fd, unfinished):
         return False
     status = os.fstat(fd)
@@ -129,7 +129,7 @@ def _take(fd: int, path: str, unfinished: bool = False) -> bool:
 def remove(path: str) -> bool:
     """Remove a filter, whenever it was used last.
 
-    :returns: whether nobody has it open, so that it is removed
+    :returns: whether no process has it open, so that it is removed
     :raises OSError: as its name says; FileNotFoundError: there is none
     """
     with closing.descriptor(_open(path)) as fd:
@@ -142,8 +142,8 @@ def remove(path: str) -> bool:
 def remove_stores(directory: str) -> bool:
     """Remove one repository's stores, whenever they were used last.
 
-    :param directory: that of these stores
-    :returns: whether nobody has one open, so that all are removed
+    :param directory: the directory of these stores
+    :returns: whether no process has one open, so that all are removed
     :raises OSError: as its name says; FileNotFoundError: there are none
     """
     for name in os.listdir(directory):
@@ -155,7 +155,7 @@ def remove_stores(directory: str) -> bool:
 
 
 def _remove_store(path: str, unused: float = UNUSED) -> bool:
-    """Remove a store, unless somebody has it open, or opened it lately."""
+    """Remove a store that no process has open, or opened lately."""
     with closing.descriptor(_open(path + _USERS)) as fd:
         status = os.fstat(fd)
         if (not _is_ours(status) or time.time() - status.st_mtime < unused

@@ -8,9 +8,9 @@ and while it is filled; duplicates are missed then.
 
 The first store operation makes a missing filter, and reads the fingerprints of
 the stored blocks into it. If that takes more than some 20 ms, a thread does
-it. In the same way the filter follows: what other hosts store is read into it.
-The daemon does that every few seconds, and where none runs, store operations
-do.
+it. The filter also follows other hosts: a process reads their new fingerprints
+into it. The daemon does that every few seconds; on a host without a daemon,
+store operations do.
 
 A key-value store on a disk of the host can serve instead of the filter. It is
 made and filled in the same way.
@@ -35,7 +35,7 @@ from glance_dedup.repository import filters
 
 # The default place of filters, and after how many seconds a filter that could
 # not be opened is tried again.
-_SHM = '/dev/shm'  # nosec: a tmpfs; what is in it has to be this user's
+_SHM = '/dev/shm'  # nosec: a tmpfs; our directory has to be this user's
 _AGAIN = 30.0
 # A store operation makes a filter of at most so many bytes, and reads so many
 # slots of at most 64 groups into it. A thread does the rest, so many slots at
@@ -43,8 +43,8 @@ _AGAIN = 30.0
 _MADE_AT_ONCE = 64 << 20
 _READ_AT_ONCE = 1 << 16
 _READ_IN_TURN = 1 << 19
-# A store operation looks for what others have stored if no process of the host
-# has done so for so many milliseconds.
+# A store operation reads other hosts' new fingerprints if no process of the
+# host has done so for so many milliseconds.
 _FOLLOW_MS = 10_000
 # Rebuilding waits so many seconds for another process that fills the filter
 # and makes no progress.
@@ -97,7 +97,7 @@ def _is_ours_alone(found: os.stat_result) -> bool:
 
 #: Metadata backends of the engine that keep hints on a disk.
 STORES = ('lmdb', 'dtb', 'leveldb')
-#: What may give hints: the filter, a store, or a table in memory.
+#: Sources of hints: the filter, a store, or a table in memory.
 INDEXES = ('filter', *STORES, 'inram')
 #: No index at all.
 NONE = 'none'
@@ -204,7 +204,7 @@ class HostFilter:
         each volume has its own.
 
         :returns: its path, and the keys for which a new store has room; None:
-            there is none, and a RuntimeWarning says why
+            there is none, and a RuntimeWarning gives the reason
         """
         if self.index == 'filter':
             self.attach(handle)
@@ -233,7 +233,7 @@ class HostFilter:
             return None     # attach reports it
 
     def _warn(self, e: Exception) -> None:
-        """Note, and tell once, why there is no index."""
+        """Note that there is no index, and log the reason once."""
         self._again = time.monotonic() + _AGAIN
         error = str(e)
         if isinstance(e, OSError) and e.filename is None:
@@ -270,7 +270,7 @@ class HostFilter:
             self._thread.start()
 
     def follow(self, handle: _engine.Repository) -> bool:
-        """Read into the filter some of what others stored since the last look.
+        """Read into the filter some fingerprints that others stored since.
 
         If the host has no filter, this does not make one.
 
@@ -413,7 +413,7 @@ class HostFilter:
                 'the filter')
 
     def _tidy(self, path: str) -> None:
-        """Note that a filter is used; remove what nobody uses."""
+        """Note that a filter is used; remove unused ones."""
         with contextlib.suppress(OSError):
             if self._index_dir is not None:
                 filters.remove_unused_stores(self._index_dir)

@@ -45,7 +45,7 @@ from glance_dedup.repository import openimages
 from glance_dedup.repository import repo_parameters
 from glance_dedup.repository import volumes
 
-#: How much room storing leaves free on the file system, MiB.
+#: Space that storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
 
 # Where similar blocks lie next to each other, one segment has blocks of many
@@ -71,10 +71,10 @@ class Repository(closing.Closing):
         host; None: a directory of this user's in ``/dev/shm``
     :param filter_mib: budget of the fingerprint filter, MiB, at least 1; it
         counts only if the filter does not exist yet
-    :param index: what gives look-ups their hints: ``'filter'``; or a store in
+    :param index: source of hints for look-ups: ``'filter'``; or a store in
         `index_dir`: ``'lmdb'``, or ``'dtb'`` or ``'leveldb'``, which serve one
         process; or ``'inram'``, a table of this process; or ``'none'``: only
-        blocks are found of which the caller says where they are
+        blocks are found for which the caller supplies an address
     :param index_dir: a directory of this host, where the stores lie; unused
         ones are removed from it, whatever the index is
     :param lock_timeout: seconds to wait for another process that is deleting
@@ -90,8 +90,8 @@ class Repository(closing.Closing):
     :param reserve_mib: room, MiB, that storing leaves free on the file system,
         for deleting and collecting; but never more than a hundredth of the
         file system
-    :param ask_slices: asks this host's dedupd for slices of cold groups; it is
-        called with the repository's id, and then as :class:`slices.Ask` says.
+    :param ask_slices: requests slices of cold groups from this host's dedupd;
+        called with the repository's id, then as :class:`slices.Ask` defines.
         None: this process fetches them itself
     :raises InvalidParameter: for a value out of bounds
     :raises ImageNotFound: if there is no repository
@@ -288,7 +288,7 @@ class Repository(closing.Closing):
 
     @property
     def trial(self) -> trialrecord.Result | None:
-        """What a trial of hosts found out about this host's mount.
+        """Return the results of a trial of hosts on this host's mount.
 
         None where only this host can change files: there is nothing to try.
         """
@@ -299,7 +299,7 @@ class Repository(closing.Closing):
 
     @property
     def is_maintained(self) -> bool:
-        """Whether some process, perhaps on another host, maintains it now.
+        """Return whether a process, perhaps on another host, maintains it.
 
         While there is none, no block is freed.
         """
@@ -321,7 +321,7 @@ class Repository(closing.Closing):
         return self._slices
 
     def room(self) -> tuple[int, int]:
-        """Bytes free on the file system, and those that storing leaves free.
+        """Return the bytes free on the file system, and those left free.
 
         While the first number is below the second, storing is refused.
         """
@@ -344,8 +344,8 @@ class Repository(closing.Closing):
         :param scope: the images with which it shares blocks: ``'global'``: all
             global ones; ``'project'``: those that this project stored with
             ``'project'``; or a scope's id of 16 bytes, taken from an image
-            elsewhere
-        :param dedup: False: look for no block that is stored already
+            :param dedup: False: do not look up the blocks
+                (volumes.rst, "Hints")
             (volumes.rst, "Hints")
         :raises ImageExists: at once, if the image is committed already
         :raises NoSpaceError: at once, if only the reserve is free
@@ -547,7 +547,7 @@ class Repository(closing.Closing):
         """Counts of this process since it opened the repository.
 
         * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
-          ``skipped``: blocks that were not looked for, since a hint said so.
+          ``skipped``: blocks that were not looked up, because of a hint.
         * Look-ups: ``candidates`` from the filter, and the
           ``false_candidates`` among them; ``cold_loads`` of fingerprint
           stores, and ``capped_loads`` that were left out; ``compares`` by
@@ -598,7 +598,7 @@ class Repository(closing.Closing):
         self.filter.rebuild(self.handle(), progress)
 
     def follow(self) -> bool:
-        """Read what others stored since the last look into this host's filter.
+        """Read other hosts' new fingerprints into this host's filter.
 
         This takes some tenths of a second at most. If the host has no filter,
         this does nothing.
@@ -611,7 +611,7 @@ class Repository(closing.Closing):
 def require_text(name: str, value: str) -> None:
     """Refuse a value that the engine cannot take as a string.
 
-    :param name: what the value is, for the error's message
+    :param name: name of the value, for the error's message
     :raises InvalidParameter: the value is no string, holds a NUL, or is not
         valid Unicode
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What makes a directory a repository: parameters, key, and empty directories.
+"""The initial files of a repository: parameters, key, and empty directories.
 
 ``repository.json`` is written last. So a directory that has it is a whole
 repository, and one without it may be the rest of a creation that died.
@@ -19,14 +19,14 @@ from glance_dedup.repository import features
 from glance_dedup.repository import repo_parameters
 
 PARAMETERS_FILE = 'repository.json'
-#: In a directory that is being restored: what becomes ``repository.json``.
+#: In a directory that is being restored: the future ``repository.json``.
 RESTORING_FILE = 'repository.json.restoring'
 #: Files of this name, and of names that begin with it, keep room on the disk.
 CATALOG_RESERVE = 'catalog-reserve'
 MIN_RESERVE = 4 << 20
 MAX_RESERVE = 32 << 20
 VOLUMES = 'volumes'
-#: What this keeps of the objects of cold groups.
+#: Directory of cached slices of cold groups.
 SLICES = 'slices'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine', VOLUMES,
                 SLICES, features.DIRECTORY)
@@ -41,7 +41,7 @@ _LOCK_FILES = ('locks/groups', IMAGE_LOCKS)
 def reserve_bytes(catalog: int) -> int:
     """Return how much room is kept for a catalog of so many bytes.
 
-    LevelDB may write a batch, a table of it, and a part of the catalog anew,
+    LevelDB may write a batch, a table of it, and a part of the catalog again,
     before it removes the old one. None of these is larger than the catalog.
     Doubling steps keep the file from growing all the time.
     """
@@ -80,13 +80,13 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
         except FileExistsError:
             raise exceptions.ImageExists(f'{path} is a repository already')
         files.sync_directory(path)
-        # The parent may be somebody else's, and closed to this user.
+        # The parent may be another user's, and closed to this user.
         with contextlib.suppress(PermissionError):
             files.sync_directory(os.path.dirname(path))
 
 
 def _furnish(path: str, keys: signingkeys.Keys) -> None:
-    """Make what is missing in a repository's directory, but its parameters.
+    """Create missing files in a repository's directory, but its parameters.
 
     :param keys: its keys, unless it has some
     """
@@ -128,7 +128,7 @@ def begin_restoring(path: str, parameters: repo_parameters.Parameters,
             for name in filter(files.TEMPORARY.fullmatch, os.listdir(path)):
                 os.unlink(os.path.join(path, name))
         access.settle(path, group_access)
-        # First: from here on, another call may remove what is there.
+        # First: from here on, another call may remove the new files.
         file = os.path.join(path, RESTORING_FILE)
         files.replace_file(file, parameters.to_json(), access.file_mode(path),
                            files.temporary_of(file))
@@ -138,7 +138,7 @@ def begin_restoring(path: str, parameters: repo_parameters.Parameters,
 
 
 def is_being_restored(path: str) -> bool:
-    """Whether a directory is the work of a restoring that did not end."""
+    """Return whether a directory is the work of an unfinished restoring."""
     return (files.exists(os.path.join(path, RESTORING_FILE))
             and not files.exists(os.path.join(path, PARAMETERS_FILE)))
 

@@ -18,7 +18,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import formats
 from glance_dedup.repository import repo_parameters
 
-#: Bytes that are read or written at once, where nothing else is said.
+#: Bytes that are read or written at once by default.
 PIECE = 4 * 1024 * 1024
 
 
@@ -94,8 +94,8 @@ class Transaction:
         The caller may reuse the buffer when this returns, though the bytes may
         not be on the disk yet. After an error only :meth:`abort` is possible.
 
-        If the first bytes say that the image will share few blocks, only
-        samples of it are looked for (:mod:`glance_dedup.base.formats`).
+        If the first bytes are of a format that shares few blocks, only
+        samples of it are looked up (:mod:`glance_dedup.base.formats`).
 
         :raises NoSpaceError, StorageError: as their names say
         """
@@ -124,10 +124,10 @@ class Transaction:
 
     def find_at(self, fingerprints: bytes, lengths: bytes,
                 addresses: bytes) -> bytes:
-        """Look for blocks where somebody says they are, for :meth:`add`.
+        """Look for blocks at addresses from the caller, for :meth:`add`.
 
         :param addresses: as :meth:`find` returns them, but from anywhere; 0:
-            nothing is said
+            none is known
         :returns: each address at which the block is indeed, and 0 in place of
             the others
 
@@ -205,7 +205,7 @@ class Transaction:
         return self._engine.keep()
 
     def measure(self) -> tuple[int, int]:
-        """Write out what was appended, without making it known to others.
+        """Write out the appended data, without publishing it.
 
         :returns: the bytes that this takes on the disk, and the plain bytes
             that were found there
@@ -214,14 +214,14 @@ class Transaction:
         return self._engine.measure()
 
     def kept_bytes(self) -> int:
-        """Return what stays on the disk if the transaction is aborted now."""
+        """Return the bytes on the disk that an abort would leave there."""
         return self._engine.kept_bytes()
 
     def credit(self, new_bytes: int, stored_bytes: int) -> None:
         """Count bytes as the image's that an earlier transaction stored.
 
         :param new_bytes: plain bytes
-        :param stored_bytes: what they take on the disk
+        :param stored_bytes: their size on the disk
         """
         self._engine.credit(new_bytes, stored_bytes)
 
@@ -239,7 +239,7 @@ class Transaction:
 
         :raises ImageExists: if another transaction committed the id first
         :raises StorageError: if the disk failed. If it failed after the image
-            came to exist, the image stays: :meth:`Repository.stat` tells.
+            to exist, the image stays: :meth:`Repository.stat` shows it.
         """
         return image_stat(self._engine.commit())
 

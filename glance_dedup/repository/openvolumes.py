@@ -55,7 +55,7 @@ class VolumeStat:
 
 @dataclasses.dataclass(frozen=True)
 class OpenVolumeStat(VolumeStat):
-    """What only a volume's owner knows, and the rest as of now."""
+    """Facts that only a volume's owner has, and the others as of now."""
 
     journal_bytes: int
     journal_records: int
@@ -143,7 +143,7 @@ class Volume:
         self._engine.zero(length, offset)
 
     def flush(self) -> None:
-        """Make durable what was written before the call."""
+        """Make all earlier writes durable."""
         self._engine.flush()
 
     def extents(self, offset: int = 0,
@@ -166,7 +166,7 @@ class Volume:
                 return
 
     def checkpoint(self) -> None:
-        """Bring all that was written before into recipes (V6).
+        """Bring all earlier writes into recipes (V6).
 
         After an error the journal still has it, and the next checkpoint goes
         on.
@@ -178,9 +178,9 @@ class Volume:
         return self._engine.needs_checkpoint()
 
     def set_dedup(self, dedup: bool) -> None:
-        """Return whether checkpoints look for blocks that are stored already.
+        """Set whether checkpoints look up blocks, to share stored ones.
 
-        They do, until this says otherwise. A checkpoint that has begun is not
+        It is true at first. A checkpoint that has begun is not
         affected.
         """
         self._engine.set_dedup(dedup)
@@ -189,8 +189,8 @@ class Volume:
         """Have the next checkpoint find copies of a range without a look-up.
 
         This loads the fingerprint stores of the groups that the range's blocks
-        are in. The last eight groups are kept. It is a hint: what cannot be
-        loaded now is left out.
+        are in. The last eight groups are kept. It is a hint: a store that
+        cannot be loaded now is left out.
 
         :raises InvalidParameter: the range is not within the volume
         """
@@ -304,7 +304,7 @@ def open_volume(repository: image_repository.Repository,
 def look(repository: image_repository.Repository, name: str) -> VolumeStat:
     """The facts of a volume, even if another process owns it.
 
-    If it has an owner, they are those of the beginning of its last checkpoint.
+    If it has an owner, they are as at the beginning of its last checkpoint.
 
     :raises ImageNotFound: there is no such volume
     :raises DamagedError: its newest journal is damaged
@@ -428,7 +428,7 @@ def is_in_use(repository: image_repository.Repository, name: str) -> bool:
 
 @contextlib.contextmanager
 def _errors(repository: image_repository.Repository) -> Iterator[None]:
-    """As :func:`layout.image_errors`, for the directory of volumes, too."""
+    """Translate errors as :func:`layout.image_errors`, also for volumes."""
     try:
         with layout.image_errors(repository.path):
             yield

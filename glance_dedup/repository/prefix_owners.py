@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who may write objects under a prefix of an object store.
+"""Owner of a prefix of an object store: the directory that may write there.
 
 A repository's directory that is attached to an object store is an *owner*
 there. Below the prefix there are
 
-* ``owners/<owner>.json``, which says of which repository an owner is. So two
+* ``owners/<owner>.json``, which names the repository of an owner. So two
   repositories under one prefix notice each other;
 * ``retired/<owner>``, if another directory has taken the owner's place; it
-  says which one. The owner then writes and deletes nothing any more.
+  names that one. The owner then writes and deletes nothing any more.
 
 A copy of the directory would be a second directory with the same owner, and
-each would delete what the other needs. So ``cold.json`` has the directory's
+each would delete the other's objects. So ``cold.json`` has the directory's
 inode number, which a copy does not have.
 """
 
@@ -48,7 +48,7 @@ def attach(repo: image_repository.Repository,
     cache's size change.
 
     :param credentials: the path of a file
-    :raises InvalidParameter: somebody else writes there; or cold groups'
+    :raises InvalidParameter: another owner writes there; or cold groups'
         objects are at another place
     :raises BusyError: another process maintains the repository
     :raises UnavailableError, AccessDenied: as their names say
@@ -143,7 +143,7 @@ def _move(repo: image_repository.Repository,
     cold_settings.write(repo.path, dataclasses.replace(
         settings, inode=-settings.inode))
     retire(store, old, new)
-    # What was deleted until now is seen here.
+    # All deletions until now are seen here.
     _require_objects(repo, maintenance, settings, store)
     claim(store, settings, repo.repository_id)
     cold_settings.write(repo.path, settings)
@@ -181,7 +181,7 @@ def _has_cold(maintenance: _engine.Maintenance) -> bool:
 # -- objects ------------------------------------------------------------------
 
 def owner_key(owner: str) -> str:
-    """The key of the object that says of which repository an owner is."""
+    """Return the key of the object that names the repository of an owner."""
     return f'owners/{owner}.json'
 
 
@@ -210,7 +210,7 @@ def retire(store: object_store.ObjectStore, owner: str, successor: str
 def successor_of(store: object_store.ObjectStore, owner: str) -> str | None:
     """The owner that was to take an owner's place; None: it is not retired.
 
-    :raises DamagedError: the object is not what :func:`retire` writes
+    :raises DamagedError: the object is none that :func:`retire` writes
     """
     key = retired_key(owner)
     try:
@@ -232,7 +232,7 @@ def successor_of(store: object_store.ObjectStore, owner: str) -> str | None:
 def put_bytes(store: object_store.ObjectStore, key: str, content: bytes
               ) -> None:
     """Store a small object."""
-    # The client libraries ask files for their length by fstat.
+    # The client libraries get the length of files by fstat.
     fd = os.memfd_create('object', os.MFD_CLOEXEC)
     with os.fdopen(fd, 'w+b') as file:
         file.write(content)
@@ -274,7 +274,7 @@ def all_owners(store: object_store.ObjectStore) -> list[str]:
 def repository_of(store: object_store.ObjectStore, owner: str) -> str:
     """The id of the repository that an owner is of.
 
-    :raises DamagedError: the object is not what an owner writes
+    :raises DamagedError: the object is none that an owner writes
     """
     return _read_owner(store, owner)['repository_id']
 
@@ -328,7 +328,7 @@ def is_retired(store: object_store.ObjectStore, owner: str) -> bool:
 
 def owner_of(store: object_store.ObjectStore, among: tuple[str, ...],
              number: int, object_id: bytes) -> str | None:
-    """Whose the object of a cold group is; None: it cannot be seen.
+    """Return the owner of a cold group's object; None: it cannot be seen.
 
     :param among: the owners that are asked, in turn
     """
@@ -344,7 +344,7 @@ def require_claim(repo: image_repository.Repository,
                   store: object_store.ObjectStore) -> None:
     """Make sure that this directory may write as its owner.
 
-    :raises InvalidParameter: it may not; says why
+    :raises InvalidParameter: it may not; with the reason
     """
     if os.stat(repo.path).st_ino != settings.inode:
         raise exceptions.InvalidParameter(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What each project has stored: ``projects.json``.
+"""The bytes that each project has stored: ``projects.json``.
 
 The maintainer writes the sums of the ledger into this file of the repository
 whenever accounting has changed them. So every program on every host can read
@@ -103,7 +103,7 @@ def _entry(sharing: Any = None, **fields: Any) -> Project:
 def decode(content: bytes) -> dict[str, Project]:
     """The projects in a file, by their names.
 
-    :raises ValueError: if the file is invalid; the message says why
+    :raises ValueError: if the file is invalid; with the reason
     """
     return {found.project: found for found in imagelist.decode(
         content, _KIND, MAX_SIZE, _entry, of='projects')}
@@ -134,7 +134,7 @@ def save(root: str, sums: Mapping[str, Mapping[str, int]],
 
     :param root: the repository's path
     :param sums: by project, as the catalog has them
-    :param sharing: what was counted now; None: keep what the file has
+    :param sharing: the new counts; None: keep those of the file
     :raises OSError: the file stays as it was
     """
     if sharing is None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a repository is, fixed when it was created: ``repository.json``.
+"""Parameters of a repository, fixed when it was created: ``repository.json``.
 
 :class:`Parameters` checks the values, and writes and parses the file's
 content. The parser trusts no byte of it. Safe for use by several threads.
@@ -27,7 +27,7 @@ CONTENT_DEFINED, CONTENT_DEFINED_BLOCK = 'content-defined 2048 4096', 16384
 def require_range(name: str, value: int, low: int, high: int) -> None:
     """Refuse a value that is not an integer from `low` to `high`.
 
-    :param name: what the value is, for the error's message
+    :param name: name of the value, for the error's message
     :raises InvalidParameter: names the value and its bounds
     """
     if (not isinstance(value, int) or isinstance(value, bool)

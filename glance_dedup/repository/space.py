@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where the bytes of a repository are: every one that ``du`` counts, by name.
+"""The bytes of a repository: every one that ``du`` counts, by name.
 
 The numbers of a group come from its entries, and from its file's size on the
 disk; no block is read. Nothing is locked, so this may see a part of the
@@ -48,7 +48,7 @@ def parts(repo: image_repository.Repository,
           ) -> list[Part]:
     """All parts of a repository.
 
-    The sum of those that are local is its size on the disk.
+    The sum of the local ones is its size on the disk.
 
     :param progress: called as `progress(done, total)`, in groups
     :param unreadable: called for each group that cannot be read; its bytes of
@@ -87,7 +87,7 @@ def taken(path: str) -> int:
 
 
 def _local(used: dict, cold: Part) -> dict:
-    """What is on the disk of a cold group; its blocks are in the object."""
+    """Return the local figures of a cold group; its blocks are elsewhere."""
     assert cold.plain_bytes is not None
     cold.plain_bytes += sum(used['plain'])
     none = [0] * len(CODECS)

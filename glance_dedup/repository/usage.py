@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What projects have stored until now.
+"""The bytes that projects have stored until now.
 
-That is what the ledger says (``projects.json``), and what the spool announces:
+They are in the ledger (``projects.json``) and in the spool's announcements:
 images that were committed since, and that the maintainer has not counted yet.
 A repository that never had a maintainer has all its images in the spool. So
-this needs no daemon, and every process on every host sees what the others have
-committed.
+this needs no daemon, and every process on every host sees the commits of the
+others.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ LOG = logging.getLogger(__name__)
 _Version = tuple[int, int] | None
 _Projects = dict[str, projects.Project] | None
 
-# How often to look if the maintainer writes the file each time meanwhile.
+# How often to read again if the maintainer keeps on writing the file.
 _LOOKS = 5
 
 
 class Usage:
-    """What one process knows of all projects of one repository. Thread-safe.
+    """One process's figures on all projects of one repository. Thread-safe.
 
     It has no lock, since a fork could leave that locked.
     """
@@ -37,7 +37,7 @@ class Usage:
     def __init__(self) -> None:
         # By the name of a committed entry: its project, and its bytes.
         self._committed: dict[str, tuple[str, int]] = {}
-        # The file of projects that was read last, and what it says.
+        # The file of projects that was read last, and its contents.
         self._read: tuple[_Version, _Projects] = None, None
         self._known = True
 
@@ -47,7 +47,7 @@ class Usage:
 
         Deleted images count until the maintainer has un-counted them.
 
-        :returns: None: it is not known; the log says so once
+        :returns: None: it is not known; the log notes so once
         :raises RepositoryError: the spool cannot be listed
         """
         for _ in range(_LOOKS):
@@ -74,7 +74,7 @@ class Usage:
                     'writes it into %s', root, projects.NAME)
 
     def _load(self, root: str) -> tuple[_Version, _Projects]:
-        """The version of the file of projects, and what it says."""
+        """Return the version of the file of projects, and its contents."""
         version = _version(root)
         if version is None and not files.exists(
                 os.path.join(root, 'fence')):
@@ -101,7 +101,7 @@ class Usage:
 
 
 def _version(root: str) -> _Version:
-    """What differs between the file of projects and the next one."""
+    """Return the difference between the file of projects and the next one."""
     try:
         found = os.stat(os.path.join(root, projects.NAME))
     except OSError:

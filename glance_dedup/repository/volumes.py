@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which volumes a repository has, for everything that is no volume itself."""
+"""The volumes of a repository, by name and by id."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _PAUSE = 0.005
 is_name = re.compile('[A-Za-z0-9_-]{1,64}').fullmatch
 
 #: The counters of a volume, which begin when it is made: the engine's names,
-#: with the names that users see, and what is counted.
+#: with the names that users see, and the unit of each.
 COUNTERS = {
     'read': ('read_bytes', 'Bytes that were read from volumes'),
     'written': ('written_bytes', 'Bytes that were written to volumes'),
@@ -55,7 +55,7 @@ COUNTERS = {
 
 
 class Repository(Protocol):
-    """What is needed here of an open repository."""
+    """The part of an open repository that this module uses."""
 
     path: str
 
@@ -88,7 +88,7 @@ def names(path: str) -> list[str]:
 
 
 def look(repository: Repository, name: str) -> Volume:
-    """Read which volume has a name now, even if somebody owns it.
+    """Read which volume has a name now, even if a process owns it.
 
     :raises ImageNotFound: there is no such volume
     :raises DamagedError: its newest journal has no valid head
@@ -107,10 +107,10 @@ def look(repository: Repository, name: str) -> Volume:
 def name_of(repository: Repository, volume_id: str) -> str | None:
     """The name of the volume with an id; None: no volume has the id.
 
-    Nobody renames a volume meanwhile, apart from a host that was cut off: its
-    rename may come when it has lost its lock. Then a list may miss the volume
-    under both names, or a look comes too late. So nothing counts as missing
-    before two lists were the same, and every volume in them was there.
+    No process renames a volume meanwhile, apart from a host that was cut off:
+    its rename may come when it has lost its lock. Then a list may miss the
+    volume under both names, or a read comes too late. So nothing counts as
+    missing before two lists were the same, and every volume in them was there.
 
     :raises DamagedError, VersionError: no volume is known to have the id, and
         one cannot be read, which may be the one
@@ -124,7 +124,7 @@ def name_of(repository: Repository, volume_id: str) -> str | None:
 
 @contextlib.contextmanager
 def _no_renames(path: str, deadline: float) -> Iterator[None]:
-    """Share the lock on the volumes' names: who renames one must be alone."""
+    """Share the lock on the volumes' names; a rename takes it exclusively."""
     file = os.path.join(path, layout.IMAGE_LOCKS)
     what = f'cannot lock {file}'
     with files.os_errors(what, exceptions.StorageError):
@@ -185,7 +185,7 @@ def apart(repository: Repository, image_ids: Iterable[str]
 
 
 def described(repository: Repository | None, image_id: str) -> str:
-    """A recipe's id; behind that of a volume's, what of which volume it is.
+    """A recipe's id; behind the id of a volume's, its part of the volume.
 
     :param repository: None: the volume's name is not known
     """
@@ -194,7 +194,7 @@ def described(repository: Repository | None, image_id: str) -> str:
 
 
 def words(repository: Repository | None, image_id: str) -> str | None:
-    """What of a volume a recipe is, in words; None: it is an image's.
+    """Return a recipe's part of its volume, in words; None: it is an image's.
 
     :param repository: None: the volume's name is not known
     """
