@@ -5,13 +5,13 @@
 A directory shows each image as a file that has the image's id as its name.
 The engine verifies the bytes, or the daemon does, which sends them over NBD.
 
-What was read stays in the page cache of the host, since images do not change:
-an inode is of one upload. An image that was deleted and stored anew has
-another inode.
+Pages that were read stay in the page cache of the host, since images do not
+change: an inode is of one upload. An image that was deleted and stored again
+has another inode.
 
-The kernel's requests come to an event loop; what may block runs in threads.
-:class:`Operations` has a handler for each, and the documentation of pyfuse3
-says what the handler of each name does.
+The kernel's requests come to an event loop; calls that may block run in
+threads. :class:`Operations` has a handler for each. The documentation of
+pyfuse3 describes the handlers.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ from glance_dedup.repository import image_repository
 THREADS = 8
 #: The most requests of the kernel that are under way at once.
 REQUESTS = 4096
-#: Seconds for which the kernel need not ask whether a name is still there.
+#: Seconds for which the kernel need not revalidate a name.
 NAME_SECONDS = 1.0
-#: Seconds for which it need not ask for size and time, which do not change.
+#: Seconds for which it need not revalidate size and time, which are fixed.
 FACTS_SECONDS = 86400.0
 
 _NANOSECONDS = 10 ** 9
@@ -48,7 +48,7 @@ _NANOSECONDS = 10 ** 9
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is known of an image before it is opened."""
+    """Facts about an image before it is opened."""
 
     image_id: str
     upload_id: str
@@ -68,7 +68,7 @@ class Opened(Protocol):
 
 
 class Source(Protocol):
-    """Where images come from. Its methods may block; they are thread-safe.
+    """Source of images. Its methods may block; they are thread-safe.
 
     They raise LookupError if an image is not there, or not of this upload.
     The text of any other exception is a sentence for the user.
@@ -182,13 +182,13 @@ class _Inodes:
         return number
 
     def told(self, number: int) -> None:
-        """Count that the kernel was told the number once more."""
+        """Count one more time that the kernel got the number."""
         self._looked_up[number] += 1
 
     def forget(self, number: int, times: int = 0) -> None:
         """Count down; the number goes once the kernel does not know it.
 
-        :param times: how often the kernel was told, and forgot it
+        :param times: how often the kernel got the number, and forgot it
         """
         if number in self._looked_up:
             self._looked_up[number] -= times
@@ -211,7 +211,7 @@ class _Inodes:
 class Operations(pyfuse3.Operations):
     """The handlers of the kernel's requests.
 
-    :param complain: told what went wrong, but not twice in a row the same
+    :param complain: gets a problem in words, but not twice in a row the same
     :param owner: user and group of the files
     :param others: whether users outside of the group may read them, if they
         reach the mount at all
@@ -234,7 +234,7 @@ class Operations(pyfuse3.Operations):
     async def _call(self, function: Callable, *args: Any,
                     missing: int = errno.ENOENT,
                     limiter: trio.CapacityLimiter | None = None) -> Any:
-        """Call what may block in a thread; its errors become the kernel's."""
+        """Call a blocking function in a thread; translate its errors."""
         try:
             return await trio.to_thread.run_sync(
                 function, *args, limiter=limiter or self._limiter)
@@ -331,8 +331,8 @@ class Operations(pyfuse3.Operations):
     # -- files -------------------------------------------------------------
 
     async def open(self, inode, flags, ctx):
-        # On ESTALE the kernel looks the name up again and opens what is there
-        # now, before it answers the process that asked.
+        # On ESTALE the kernel looks up the name again and opens the new
+        # file, before it answers the process with the request.
         opened = await self._call(
             self._source.open, self._inodes.facts(inode),
             missing=errno.ESTALE)

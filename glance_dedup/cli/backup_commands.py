@@ -2,7 +2,7 @@
 
 """The commands on backups: listing, restoring and pruning them.
 
-A backup is an image; its id says of what it is, and when it was made
+A backup is an image; its id names the source, and the time of the backup
 (``base/imageids.py``).
 """
 
@@ -30,7 +30,7 @@ from glance_dedup.cli import targets
 _BLKZEROOUT = 0x127f
 # A multiple of every device's block size.
 _BLOCK = 4096
-# Zeros are told in pieces of this many bytes, so that progress is shown.
+# Zeros are reported in pieces of this many bytes, so that progress is shown.
 _ZEROS = 256 << 20
 
 
@@ -176,7 +176,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
 def _opened(repo, backup):
     """A backup, opened.
 
-    :raises ImageNotFound: it was pruned; the message says what there is
+    :raises ImageNotFound: it was pruned; the message lists the others
     """
     try:
         return repo.open_image(backup.image_id)
@@ -343,7 +343,7 @@ class Prune(command.RepositoryCommand, lister.Lister):
         try:
             repo.delete(backup.image_id)
         except exceptions.ImageNotFound:
-            pass                # somebody else has pruned it
+            pass                # another process pruned it
         except exceptions.RepositoryError as e:
             self.app.report(e)
             return False, common.sentence_of(e)

@@ -19,7 +19,7 @@ _PREFIX = 'volume:'
 
 
 def source_of(text: str, format_: str | None):
-    """What an argument names.
+    """Parsed argument that names sources.
 
     ``volume:NAME`` is a volume, ``[NAME=]PATH`` with a slash a file, and
     anything else a server.
@@ -44,7 +44,7 @@ def source_of(text: str, format_: str | None):
 
 
 class _Batch(command.RepositoryCommand, lister.Lister):
-    """What both commands share."""
+    """Base of both commands."""
 
     def add_arguments(self, parser):
         from glance_dedup.backup import backup_job
@@ -116,7 +116,7 @@ class _Batch(command.RepositoryCommand, lister.Lister):
             backing=tuple(map(os.path.abspath, parsed_args.backing)), **more)
 
     def sources(self, parsed_args):
-        """What is to be backed up.
+        """Return the sources to be backed up.
 
         :raises UsageError: two of them have one name
         """

@@ -52,7 +52,7 @@ class Attach(command.RepositoryCommand, show.ShowOne):
 
 
 def add_place(parser):
-    """Add the options that say how an object store is reached."""
+    """Add the options for access to an object store."""
     parser.add_argument(
         '--credentials', metavar='FILE', required=True,
         help='File with the credentials, under the same path on all hosts. '
@@ -254,7 +254,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         return parsed_args.key and signingkeys.read(parsed_args.key)
 
     def _found(self, place, parsed_args) -> str:
-        """What would be restored, in a sentence."""
+        """Return the sentence on the things that would be restored."""
         from glance_dedup.metadata_backup import restoring
         from glance_dedup.objects import object_store
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all commands on a repository share: where it is, and its daemon."""
+"""The base of all commands on a repository: its path, and its daemon."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ class RepositoryCommand(command.Command):
         return parser
 
     def get_epilog(self) -> str:
-        """What the help ends with.
+        """Return the end of the help.
 
         cliff would add which distribution a command is from, and would read
         the metadata of all installed ones for that, at every start.
@@ -66,12 +66,12 @@ class RepositoryCommand(command.Command):
     def path(self) -> str:
         """The repository's path.
 
-        :raises UsageError: nothing says where it is
+        :raises UsageError: no option and no file names it
         """
         if self.settings.path is not None:
             return self.settings.path
         self.require_repository()
-        assert self.status is not None      # nothing else says where it is
+        assert self.status is not None      # no other option names it
         from glance_dedup.client import daemon_client
 
         return daemon_client.path_of(self.status)
@@ -151,7 +151,7 @@ class RepositoryCommand(command.Command):
         return client
 
     def _may_answer(self) -> bool:
-        """Whether there is a socket, or a path that the client refuses."""
+        """Return whether there is a socket, or a path the client refuses."""
         path = self.settings.socket
         return bool(path) and ('\0' in path or os.path.exists(path))
 
@@ -166,7 +166,7 @@ class RepositoryCommand(command.Command):
     def require_repository(self) -> 'daemon_client.Client | None':
         """As `daemon`; None means that the command works without it.
 
-        :raises UsageError: nothing says where the repository is
+        :raises UsageError: no option and no file names the repository
         """
         client = self.daemon()
         if client is None and self.settings.path is None:
@@ -178,12 +178,12 @@ class RepositoryCommand(command.Command):
         return client
 
     def _is_ours(self, repository_id: str, path: str) -> bool:
-        """Whether a daemon that serves this serves what `settings` mean."""
+        """Return whether a daemon that serves this also serves `settings`."""
         ours = self.settings.path
         if ours is None:
             return True
         # An operator who may use the socket need not be able to read the
-        # repository. The option file says that both belong together.
+        # repository. By the option file, both belong together.
         if self.settings.options is not None and (
                 os.path.realpath(path) == os.path.realpath(ours)):
             return True

@@ -169,7 +169,7 @@ def add_codec(parser):
 
 
 def add_certificates(parser):
-    """Add the options by which we and another daemon prove who we are."""
+    """Add the options by which we and another daemon authenticate."""
     parser.add_argument(
         '--cert', metavar='FILE',
         help="The operator's certificate, to show the other daemon.")
@@ -208,7 +208,7 @@ def client_of(parsed_args, token: str | None = None):
 
 
 def add_scope(parser):
-    """Add ``--scope``, which says whose blocks a new image shares."""
+    """Add ``--scope``: the images whose blocks a new image shares."""
     parser.add_argument(
         '--scope', choices=scopes.CHOICES, default='global',
         help='Share equal blocks with all images of the scope global, or '
@@ -241,7 +241,7 @@ def add_stat(fields: dict, stat) -> dict:
 
 
 def stats(repo, app, image_ids=None):
-    """The stats of those that exist; tells `app` of what cannot be read.
+    """Return the stats of readable images; report the others to `app`.
 
     :param image_ids: None: all images that are no backups
     """
@@ -270,7 +270,7 @@ def tell_of_backups(repo, app):
 
 
 def require_no_backup(image_id: str):
-    """Refuse to store what is no backup under the id of one.
+    """Refuse to store an image under a backup's id unless it is a backup.
 
     It would be deleted when the backups are pruned.
 

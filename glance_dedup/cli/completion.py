@@ -19,7 +19,7 @@ from glance_dedup.cli import common
 #: The line that has the shell complete names of files.
 FILES = ':files'
 
-# What an argument takes is known by the name that its help has for it.
+# The kind of an argument's value is known by its name in the help.
 _OF_FILES = ('FILE', 'DIR', 'PATH', 'FILE|SERVER|volume:VOLUME')
 
 _SCRIPTS = {
@@ -110,7 +110,7 @@ Candidates = Iterable[tuple[str, str]]
 class _Line:
     """A line that is being typed.
 
-    :param place: says where the repository is
+    :param place: returns the repository's place
     :param words: after the program's name; the last one is to be completed
     """
 
@@ -129,7 +129,7 @@ class _Line:
         self._positionals = 0       # those before the last word
 
     def matches(self) -> Iterator[tuple[str, str]]:
-        """What the last word may become, each with a few words on it."""
+        """Return candidates for the last word, each with a description."""
         for word, about in self._candidates():
             if word.startswith(self._last) or word == FILES:
                 yield word, about

@@ -3,8 +3,8 @@
 """Copies ranges of an image into an open file.
 
 While a thread writes one piece, the caller's thread reads the next one, and
-the engine's threads decode it. Meanwhile another thread has the disk take what
-was written before, so that little is left to wait for at the end. Two buffers
+the engine's threads decode it. Meanwhile another thread has the disk take the
+earlier writes, so that little is left to wait for at the end. Two buffers
 serve for all pieces: to get fresh memory for each piece takes the kernel
 longer than to read it.
 """
@@ -29,7 +29,7 @@ _HOLE = 1 << 16
 
 
 class Progress(typing.Protocol):
-    """What is told how far it is."""
+    """A receiver of progress."""
 
     def update(self, done: int) -> None:
         """So many bytes are done."""
@@ -42,7 +42,7 @@ class Copier:
     file then.
 
     :param fd: the file, open for writing
-    :param progress: told the offset behind each piece that was read
+    :param progress: gets the offset behind each piece that was read
     """
 
     def __init__(self, fd: int, image: 'openimages.Image',
@@ -82,7 +82,7 @@ class Copier:
             writing.result()
 
     def _flush(self, length: int) -> None:
-        """Have the disk take what was written, unless it still does so."""
+        """Have the disk take the earlier writes, unless it still does so."""
         self._written += length
         if self._written < _FLUSHED:
             return

@@ -177,11 +177,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _OutputError(Exception):
-    """Standard output does not take what a command shows."""
+    """Standard output does not take a command's output."""
 
 
 class _Output:
-    """Standard output; its errors are told from those of files."""
+    """Standard output; its errors are of a class of their own."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -322,7 +322,7 @@ class App(common.Program):
 
 
 def _advice(words: list[str]) -> str:
-    """The commands that somebody may have meant, as the end of a sentence."""
+    """Return the commands that a user may have meant, as a sentence's end."""
     noun, typed = words[0], ' '.join(words[:2])
     of_noun = [name for name in COMMANDS if name.split()[0] == noun]
     near = (len(words) == 1 and of_noun
@@ -378,8 +378,8 @@ def _lose_output():
 def _open_missing() -> None:
     """Put something in the place of standard files that are closed.
 
-    Otherwise the next file that is opened would be one of them, and get what
-    is written to it. What is written to a closed output fails.
+    Otherwise the next file that is opened would be one of them, and get the
+    output. Output to a closed descriptor fails.
     """
     for fd, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The Glance that commands ask: which one, and what it says of images."""
+"""Access to the Glance of the options, and to the facts of its images."""
 
 import typing
 
@@ -27,7 +27,7 @@ def add_address(parser):
 
 
 def add_options(parser):
-    """Add the options of commands that need not ask a Glance."""
+    """Add the options of commands that may do without a Glance."""
     add_address(parser)
     parser.add_argument(
         '--no-glance', action='store_true',
@@ -46,7 +46,7 @@ def connect(cloud: str | None = None, url: str | None = None
             ) -> 'glance_api.Glance':
     """A Glance of which the user is an administrator.
 
-    :raises UsageError: nothing says which Glance
+    :raises UsageError: no option names a Glance
     :raises GlanceError: it refuses, or the user is no administrator
     """
     from glance_dedup.client import glance_api

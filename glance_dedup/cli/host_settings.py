@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where the repository is, and how programs of this host use it.
+"""The repository's place, and the settings of this host's programs.
 
-The first of these says it:
+The first of these names it:
 
 1. ``--repository``, or its environment variable
 2. ``--socket``, or its variable: the daemon that answers there
 3. the options of ``--config-file``, or else of `CONFIG_FILE`
 4. the daemon that answers on `SOCKET`
 
-An option file also says where the filter and the socket are, so that commands
-use those of the daemon and of glance-api. What is given on the command line
-overrides it.
+An option file also names the filter and the socket, so that commands
+use those of the daemon and of glance-api. Options of the command line
+override it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _RESERVE_MIB = 64
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the global options, or an option file, say of the repository.
+    """Values of the global options, or of an option file, for the repository.
 
     :ivar path: the repository; None: only the daemon may know it
     :ivar options: the daemon's options, if they are of a file
@@ -125,7 +125,7 @@ def file_of(path: str) -> str | None:
 
 
 def is_missing(path: str) -> bool:
-    """Return whether nothing is there; False if the system does not say."""
+    """Return whether nothing is there; False if the system cannot tell it."""
     with contextlib.suppress(exceptions.RepositoryError):
         return files.stat_of(path, follow=True) is None
     return False

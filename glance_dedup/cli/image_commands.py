@@ -107,7 +107,7 @@ def _checksum(word: str) -> tuple[str, str]:
 
 
 class Checked:
-    """A source that is compared with what the user knows of it.
+    """Source that is compared with the hash and size from the user.
 
     :param name: of the source, for errors
     :param checksum: the name of a hash and its value; None: it is not known
@@ -134,7 +134,7 @@ class Checked:
         return piece
 
     def check(self) -> None:
-        """Check what was read.
+        """Check the bytes read.
 
         :raises inputs.Changed: the file changed meanwhile
         :raises FailedError: the bytes have another hash
@@ -233,7 +233,7 @@ class Get(command.RepositoryCommand, show.ShowOne):
 
 
 def write_to(stream):
-    """Return what writes an image to a stream, as `Target.write` to a file."""
+    """Return a writer of an image to a stream, like `Target.write`."""
     def write(image, progress):
         buffer, = copying.buffers_for(image, 1)
         done = 0
@@ -251,7 +251,7 @@ def write_to(stream):
 
 @contextlib.contextmanager
 def _naming(name):
-    """Have errors of the system say what it was that failed."""
+    """Have errors of the system name the failed action."""
     try:
         yield
     except BrokenPipeError:     # nobody reads it any more
@@ -289,7 +289,7 @@ class Delete(command.RepositoryCommand, lister.Lister):
         return ('image_id', 'deleted', 'error'), rows
 
     def produce_output(self, parsed_args, column_names, data):
-        # First: what was deleted is shown even if the collection fails.
+        # First: the deletions are shown even if the collection fails.
         result = super().produce_output(parsed_args, column_names, data)
         if parsed_args.collect:
             from glance_dedup.cli import maintenance

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the daemon, or else the catalog, knows of images."""
+"""Facts about images from the daemon, or else from the catalog."""
 
 from collections.abc import Callable
 import contextlib
@@ -27,7 +27,7 @@ def catalog_of(repo):
     path = os.path.join(repo.path, 'catalog')
     with contextlib.ExitStack() as stack:
         catalog = None
-        # The maintainer reports what is wrong.
+        # The maintainer reports the problem.
         with contextlib.suppress(exceptions.RepositoryError):
             # Nobody may open it without the lock.
             maintenance = stack.enter_context(contextlib.closing(
@@ -59,7 +59,7 @@ def _damaged_in(status: dict) -> set[str] | None:
         return None
 
 
-#: What a list shows of an image, beside whether it is damaged.
+#: Columns of a list of images, besides the one on damage.
 LISTED = ('image_id', 'size', 'zero_bytes', 'new_bytes', 'stored_bytes',
           'created', 'project')
 
@@ -67,7 +67,7 @@ LISTED = ('image_id', 'size', 'zero_bytes', 'new_bytes', 'stored_bytes',
 def known_images(repo, client: 'daemon_client.Client | None',
                  status: dict | None
                  ) -> tuple[Callable[[str], dict | None], set[str] | None]:
-    """What the daemon, or else the catalog, knows of images.
+    """Facts about images from the daemon, or else from the catalog.
 
     :param client: of the daemon, if there is one
     :param status: the daemon's

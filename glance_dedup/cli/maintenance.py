@@ -154,7 +154,7 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
     """A command that has the daemon run a task, or runs it here.
 
     :cvar task: the task's name in the registry
-    :cvar what: what the progress calls it
+    :cvar what: the name of the work in the progress
     :cvar unit: the kind of things that the result's failures name
     """
 
@@ -247,7 +247,7 @@ def _column(name: str, value):
 
 
 def _add_counters(parser):
-    """The options that say where to count."""
+    """Return the options for the place of a count."""
     from glance_dedup.maintenance import refcount_rebuild
 
     where = parser.add_mutually_exclusive_group()
@@ -267,7 +267,7 @@ def _add_counters(parser):
 
 
 def _counters(command, parsed_args) -> dict:
-    """The task's arguments that say where to count.
+    """Return the task's arguments for the place of a count.
 
     :raises UsageError: too many are to count, or a daemon would have to
     """

@@ -53,7 +53,7 @@ class Progress:
             self._tell(now)
 
     def step(self, done: int, total: int, what: str):
-        """As `update`, for work that says what it is doing."""
+        """Note progress as `update` does, for work that names its phases."""
         self.what = what
         self.update(done, total)
 

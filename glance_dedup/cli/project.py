@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands on projects: what each has stored, and what it shares."""
+"""The commands on projects: the bytes that each has stored and shares."""
 
 from cliff import lister
 from cliff import show

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether services may start with this software: the checks, and their table.
+"""The checks before services start with this software, and their table.
 
 As in OpenStack's other services, an operator installs the new software, has
 these checks made, and then restarts the services.
@@ -30,7 +30,7 @@ from glance_dedup.cli import host_settings
 # The options of dedupd that have to be equal to those of Glance's store.
 _EQUAL = ('index', 'index_dir', 'filter_dir', 'reserve_mib')
 
-# What a package's metadata say if its build was told no version, as those of
+# Version in a package's metadata if its build got no version, as in
 # xxhash in Debian 13.
 _UNKNOWN_VERSION = '0.0.0'
 
@@ -72,10 +72,10 @@ class Checks(upgradecheck.UpgradeCommands):
         self._dedupd_file = dedupd_file
         self._glance_file = glance_file
 
-    # -- what is installed -------------------------------------------------
+    # -- installed software ------------------------------------------------
 
     def packages(self) -> upgradecheck.Result:
-        """Whether all packages are there, in versions that were tested."""
+        """Return whether all packages are there, in tested versions."""
         try:
             wanted = importlib.metadata.requires('glance-dedup') or []
         except importlib.metadata.PackageNotFoundError:
@@ -105,7 +105,7 @@ class Checks(upgradecheck.UpgradeCommands):
     # -- the repository ----------------------------------------------------
 
     def locks(self) -> upgradecheck.Result:
-        """Return whether the file system has what a repository needs."""
+        """Return whether the file system is fit for a repository."""
         try:
             filesystem.require_locks(self._path)
             trialrecord.require_fit(self._path)
@@ -119,7 +119,7 @@ class Checks(upgradecheck.UpgradeCommands):
                         f'{mount.kind} on {mount.place}')
 
     def format(self) -> upgradecheck.Result:
-        """Whether this software reads the repository, and writes the same."""
+        """Return whether this software reads and writes the format alike."""
         try:
             with self._command.open() as repo:
                 found = ', '.join(repo.features) or 'none'
@@ -143,7 +143,7 @@ class Checks(upgradecheck.UpgradeCommands):
             f'{found}'))
 
     def catalog(self) -> upgradecheck.Result:
-        """Whether this software can go on with the catalog that is there."""
+        """Return whether this software can go on with the catalog as it is."""
         from glance_dedup import _engine
         from glance_dedup.maintenance import catalog_db
 
@@ -233,7 +233,7 @@ class Checks(upgradecheck.UpgradeCommands):
                        f'path, not {path!r}. Correct the option.')
 
     def agreement(self) -> upgradecheck.Result:
-        """Whether Glance and dedupd use the repository in the same way."""
+        """Return whether Glance and dedupd use the repository alike."""
         from dedupd import daemon
 
         if self._dedupd_file is None or self._glance_file is None:
@@ -255,7 +255,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _judged([], different, 'The options of Glance and dedupd '
                        'agree.')
 
-    # -- what runs ---------------------------------------------------------
+    # -- running programs --------------------------------------------------
 
     def daemon(self) -> upgradecheck.Result:
         """Return whether dedupd of this host runs this version."""

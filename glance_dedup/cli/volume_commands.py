@@ -3,7 +3,7 @@
 """The commands on volumes: making, cloning, resizing and deleting them.
 
 A volume that is in use belongs to the process that serves it. Commands that
-need its owner ask that process, over its control socket.
+need its owner send a request to that process, over its control socket.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from glance_dedup.base import scopes
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 
-# How long a server may take to tell its status.
+# Seconds in which a server has to send its status.
 _STATUS_SECONDS = 5.0
 
 
@@ -39,7 +39,7 @@ class VolumeCommand(command.RepositoryCommand):
 
     @staticmethod
     def server_status(repo, name) -> dict[str, str] | None:
-        """What the server of a volume says; None: none answers."""
+        """Return the status from a volume's server; None: none answers."""
         from glance_dedup.client import volume_control
 
         try:
@@ -74,9 +74,9 @@ class VolumeCommand(command.RepositoryCommand):
 
     @contextlib.contextmanager
     def stopped(self, repo, name, what):
-        """Say what to do about a volume that is in use.
+        """Return advice on a volume that is in use.
 
-        :param what: what the command does with a volume that is not
+        :param what: the command's action on a volume that is free
         """
         try:
             yield
@@ -90,7 +90,7 @@ class VolumeCommand(command.RepositoryCommand):
                 f'{what}') from e
 
     def described(self, repo, name) -> dict:
-        """The columns of a volume; those of its server are as of now."""
+        """Return the columns of a volume, with its server's present ones."""
         from glance_dedup.client import volume_control
         from glance_dedup.repository import openvolumes
         from glance_dedup.repository import volumes

@@ -37,7 +37,7 @@ _FIRST_INHERITED = 3
 # moment, unless a connection has one thread, and the first that does not any
 # more ("server: Don't assert on send if client hangs up early").
 _ABORTS = (1, 32, 4), (1, 33, 10)
-# Where GnuTLS gets its policy from: a variable, or else Debian's or Fedora's.
+# The source of GnuTLS's policy: a variable, or else Debian's or Fedora's.
 _TLS_POLICY = 'GNUTLS_SYSTEM_PRIORITY_FILE'
 _TLS_POLICIES = ('/etc/gnutls/config',
                  '/etc/crypto-policies/back-ends/gnutls.config')
@@ -284,10 +284,10 @@ def _listen(path: str, mode: int) -> None:
 
 
 def _limit_tls() -> None:
-    """Have GnuTLS refuse TLS below 1.2, besides what the host's policy says.
+    """Have GnuTLS refuse TLS below 1.2, besides the host's policy.
 
-    nbdkit has no option for that. A policy that lists what it allows stays as
-    it is.
+    nbdkit has no option for that. A policy that lists the permitted versions
+    stays as it is.
     """
     policy = b''
     for path in (os.environ.get(_TLS_POLICY, ''), *_TLS_POLICIES):
@@ -303,7 +303,7 @@ def _limit_tls() -> None:
 
 
 def _keys(repo, args, settings) -> list[str]:
-    """What the plugin must know (``nbdkit/settings.h``)."""
+    """Return the settings of the plugin (``nbdkit/settings.h``)."""
     # The plugin compares it again when it has opened the repository.
     content = files.read_file(
         os.path.join(repo.path, layout.PARAMETERS_FILE), 65536)
