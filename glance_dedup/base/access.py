@@ -71,7 +71,7 @@ def _sudo(uid: int) -> str:
 def require_user(path: str) -> None:
     """Refuse a process whose files the repository's users could not open.
 
-    :raises AccessDenied: says who owns the repository, and what to do
+    :raises AccessDenied: names the repository's owner and a remedy
     :raises OSError: there is no such directory
     """
     status = os.stat(path)
@@ -96,7 +96,7 @@ def require_user(path: str) -> None:
 def require_maintainer(path: str) -> None:
     """Refuse a maintainer whose catalog the owner could not change.
 
-    :raises AccessDenied: says who may
+    :raises AccessDenied: names the permitted users
     """
     owner = os.stat(path).st_uid
     if owner != os.geteuid():
@@ -149,8 +149,8 @@ def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
     """Open a file; returns the descriptor.
 
     If a FIFO is in the file's place, this does not wait for its other end: the
-    caller checks what kind of file was opened. If another program has a lease
-    on the file, as Samba takes them, the kernel asks for it back, and this
+    caller checks the kind of the opened file. If another program has a lease
+    on the file, as Samba takes them, the kernel recalls the lease, and this
     waits for it.
 
     :raises BlockingIOError: after a minute; by default Linux waits 45 seconds

@@ -13,7 +13,7 @@ class Closing:
     """Base of classes with ``close``, for use in a ``with`` block."""
 
     def close(self) -> None:
-        """Release what the object holds. Idempotent."""
+        """Release the object's resources. Idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

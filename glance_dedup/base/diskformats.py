@@ -9,7 +9,7 @@ otherwise have any file of the host read as its own.
 
 import re
 
-#: The bytes at the beginning of a file that tell the format.
+#: The bytes at the beginning of a file by which its format is recognised.
 HEAD = 4096
 
 # Offset, and bytes.
@@ -22,7 +22,7 @@ _MAGICS = (('qcow2', 0, b'QFI\xfb'), ('vmdk', 0, b'KDMV'),
            ('bochs', 0, b'Bochs Virtual HD Image'),
            ('cloop', 0, b'#!/bin/sh\n#V2.0 Format\n'))
 # A VMDK's descriptor is text: its version, behind comments and empty lines.
-# What follows, such as NULs, does not matter.
+# Bytes behind them, such as NULs, do not matter.
 _DESCRIPTOR = re.compile(
     rb'(?:#[^\n]*\n| *\r?\n)*version=[0-9]|# *Disk DescriptorFile',
     re.IGNORECASE)

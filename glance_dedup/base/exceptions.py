@@ -3,8 +3,8 @@
 """Errors of a repository, one class for each kind.
 
 The engine raises these itself: a table in ``binding/common.c`` maps its status
-to these classes.  Each message is a sentence that says what happened, and to
-which image or file.
+to these classes.  Each message is a sentence on the event, and names the
+image or file.
 """
 
 
@@ -66,7 +66,7 @@ class AccessDenied(RepositoryError):
 
 
 class UnfitFileSystem(RepositoryError):
-    """The file system lacks what several processes or hosts need."""
+    """The file system lacks a property needed for sharing it."""
 
 
 class UnavailableError(RepositoryError):

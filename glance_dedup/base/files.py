@@ -28,7 +28,7 @@ def os_errors(what: str, missing: type[exceptions.RepositoryError]
               = exceptions.ImageNotFound) -> Iterator[None]:
     """Turn an OSError into the exception of its kind, as the engine does.
 
-    :param what: what failed; the message begins with it
+    :param what: the failed action; the message begins with it
     :param missing: the kind for a file or directory that does not exist
     """
     try:
@@ -48,10 +48,10 @@ def os_errors(what: str, missing: type[exceptions.RepositoryError]
 
 
 def stat_of(path: str, follow: bool = False) -> os.stat_result | None:
-    """Return what the system says of a path; None if nothing is there.
+    """Return the status of a path; None if nothing is there.
 
     :param follow: of the file to which a symbolic link points
-    :raises AccessDenied, StorageError: the system does not say whether
+    :raises AccessDenied, StorageError: it is not known whether
         something is there, for example because the disk fails
     """
     with os_errors(f'cannot look at {path}'):
@@ -77,7 +77,7 @@ def is_directory(path: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a directory with all that is in it.
+    """Remove a file, or a directory with its contents.
 
     :raises OSError: as its name says
     """
@@ -104,7 +104,7 @@ def _fill(fd: int, content: bytes) -> None:
         os.fsync(f.fileno())
 
 
-#: The names that `temporary_of` makes: what a killed process leaves.
+#: The names that `temporary_of` makes; a killed process leaves such files.
 TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 
@@ -133,8 +133,8 @@ def replace_file(path: str, content: bytes, mode: int,
     """Replace a file's content durably, or leave the file as it is.
 
     :param temporary: the new file's name meanwhile. None: ``path.new``; then
-        only one process may do this at a time, and it replaces what a killed
-        one left
+        only one process may do this at a time, and it replaces the file that
+        a killed one left
     :raises OSError: as its name says
     """
     if temporary is None:

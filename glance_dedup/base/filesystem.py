@@ -53,7 +53,7 @@ class Mount:
 
 
 def mount_of(path: str) -> Mount | None:
-    """The mount on which a path lies; None if the kernel does not tell."""
+    """Return the mount on which a path lies; None if the kernel names none."""
     device = os.stat(path).st_dev
     wanted = f'{os.major(device)}:{os.minor(device)}'
     try:
@@ -143,7 +143,7 @@ def _require_shared(path: str) -> None:
 
 
 def _try_locks(file: str) -> str | None:
-    """Return a sentence on what is wrong with a file's locks, or None."""
+    """Return a sentence on the problem with a file's locks, or None."""
     flags = os.O_RDWR | os.O_NOFOLLOW
     with (closing.descriptor(access.open_file(file, flags)) as one,
           closing.descriptor(access.open_file(file, flags)) as two):
@@ -163,7 +163,7 @@ def require_direct_reads(path: str) -> None:
 
     Other hosts' writes are seen in no other way (N13.1).
 
-    :raises UnfitFileSystem: says which file system, and what to do
+    :raises UnfitFileSystem: names the file system and a remedy
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECT
     try:
@@ -173,7 +173,7 @@ def require_direct_reads(path: str) -> None:
             os.preadv(fd, [page], 0)
     except OSError as e:
         if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            return      # using the repository will say it
+            return      # using the repository will report it
         raise exceptions.UnfitFileSystem(
             f'{_where(path, mount_of(path))} does not let files be read '
             f'beside the page cache (O_DIRECT: {e.strerror}), and hosts that '
@@ -185,7 +185,7 @@ def require_direct_reads(path: str) -> None:
 def require_locks(path: str) -> None:
     """Refuse a repository on a file system whose locks do not work.
 
-    :raises UnfitFileSystem: says which file system, why, and what to do
+    :raises UnfitFileSystem: names the file system, the reason and a remedy
     """
     try:
         _require_shared(path)
@@ -193,7 +193,7 @@ def require_locks(path: str) -> None:
     except OSError as e:
         if e.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EINVAL,
                            errno.EOPNOTSUPP):
-            return      # opening the repository will say it
+            return      # opening the repository will report it
         wrong = f'refuses locks of open files (F_OFD_SETLK: {e.strerror})'
     if wrong:
         raise _unfit(path, mount_of(path), wrong, 'Mount it so that locks '

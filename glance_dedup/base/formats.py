@@ -13,7 +13,7 @@ from collections.abc import Callable
 import struct
 import sys
 
-#: The bytes at the beginning of a file that tell its format.
+#: The bytes at the beginning of a file by which its format is recognised.
 HEAD = 512
 
 _COMPRESSED = ((b'\x1f\x8b', 'gzip'), (b'\xfd7zXZ\0', 'xz'),
@@ -41,7 +41,7 @@ def shares_nothing(head: bytes | memoryview) -> bool:
     """Return whether an image with this beginning will share few blocks.
 
     :param head: so much of the beginning as is at hand. The table of a qcow2
-        that tells compressed clusters is mostly in its first MiB.
+        that shows compressed clusters is mostly in its first MiB.
     """
     return advice(
         lambda length, offset: bytes(head[offset:offset + length])) is not None

@@ -10,11 +10,11 @@ here. This module finds our hashes in two places:
 
 * The recipe has a hash if the program that stored the image computed it over
   all bytes: the driver, an import, a pull that was compared with Glance, or
-  the daemon that received the image from another site. A hash that somebody
-  else names is compared, and never recorded.
+  the daemon that received the image from another site. A hash from another
+  source is compared, and never recorded.
 * ``glance-dedup image verify`` reads an image and writes the file
   ``hashes/<image id>``. The file names the upload, whose id is never used
-  again: so a file that outlives its image says nothing about the next one. A
+  again: so a file that outlives its image does not apply to the next one. A
   damaged file counts as absent, and without a hash nobody gets access.
 """
 
@@ -32,7 +32,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 
 DIRECTORY = 'hashes'
-#: The hash to compute if nobody says which one Glance has; Glance's default.
+#: The hash to compute if it is not known which one Glance has; its default.
 DEFAULT = 'sha512'
 #: The most bytes of a file, and the most hashes in it.
 MAX_SIZE = 4096
@@ -47,7 +47,7 @@ _OLD = 86400
 
 
 class Unproven(Exception):
-    """It is not known whether two images are the same; says why."""
+    """It is not known whether two images are the same, for this reason."""
 
 
 class Other(Exception):
@@ -125,7 +125,7 @@ def pack_header(known: dict[str, str]) -> str:
 
 
 def unpack_header(text: str) -> dict[str, str]:
-    """Decode `pack_header`; leave out what is no hash."""
+    """Decode `pack_header`; leave out the fields that are no hash."""
     found = [said(*item.strip().partition(':')[::2])
              for item in text.split(',', MAX_COUNT + 1)[:MAX_COUNT + 1]]
     return {one.name: one.value for one in found if one is not None}
@@ -187,7 +187,7 @@ def encode(upload_id: str, hashes: dict[str, str]) -> bytes:
 def decode(content: bytes) -> tuple[str, dict[str, str]]:
     """The upload's id, and its hashes by their names, in a file's content.
 
-    :raises ValueError: says what is wrong with the file
+    :raises ValueError: names the file's problem
     """
     try:
         fields = files.unpack_json(content, _KIND, MAX_SIZE)

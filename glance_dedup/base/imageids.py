@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The valid ids of images, and those of volumes, backups and uploads.
+"""The valid ids of images, volumes, backups and uploads.
 
 The engine refuses all other ids. A volume stores its bytes in recipes, which
 are images for the engine, but not for users (``volumes.rst``). A backup is an
@@ -19,7 +19,7 @@ PATTERN = '[A-Za-z0-9_-]{1,128}'
 #: Whether a string can name a recipe: an image's, or a volume's.
 is_valid = re.compile(PATTERN).fullmatch
 
-# Of the recipes of a volume; what else may come behind the prefix is left to
+# Of the recipes of a volume; other ids behind the prefix are left to
 # the versions that make it.
 _OF_VOLUME = re.compile('v_([0-9a-f]{32})_([A-Za-z0-9_-]*)')
 _OF_PART = re.compile('(0|[1-9][0-9]{0,19})_[1-9][0-9]{0,19}')

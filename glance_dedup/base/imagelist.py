@@ -29,7 +29,7 @@ def decode(content: bytes, kind: str, largest: int,
     :param largest: the most bytes that the file may have
     :param entry: called with an entry's fields as keyword arguments; makes the
         entry
-    :raises ValueError: says what is wrong with the file
+    :raises ValueError: names the file's problem
     """
     try:
         entries = files.unpack_json(content, kind, largest)[of]

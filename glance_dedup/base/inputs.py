@@ -89,7 +89,7 @@ class InputFile(closing.Closing):
         try:
             data = os.lseek(self._fd, self._at, os.SEEK_DATA)
         except OSError as e:
-            # A device, or a file system without holes, says EINVAL.
+            # A device, or a file system without holes, returns EINVAL.
             if e.errno != errno.ENXIO:
                 return 0
             # The file may be longer by now, or shorter.
@@ -105,7 +105,7 @@ class InputFile(closing.Closing):
     def require_unchanged(self) -> None:
         """Check that the file's size and time of writing are unchanged.
 
-        :raises Changed: one changed, so what was read may not be an image
+        :raises Changed: one changed, so the bytes read may not be an image
         """
         now = os.fstat(self._fd)
         if (now.st_size, now.st_mtime_ns) != (

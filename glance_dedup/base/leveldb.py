@@ -21,11 +21,11 @@ _REFUSALS = (
 def require_maps(directory: str, fd: int) -> None:
     """Refuse a file system on which LevelDB could not read its tables.
 
-    LevelDB maps them as memory, and reports what the system says as damage.
+    LevelDB maps them as memory, and reports the system's errors as damage.
 
     :param directory: of the database
     :param fd: of a file in it
-    :raises StorageError: names the directory, and says what to do
+    :raises StorageError: names the directory and a remedy
     """
     try:
         mmap.mmap(fd, 1, mmap.MAP_SHARED, mmap.PROT_READ).close()

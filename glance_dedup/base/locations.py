@@ -2,7 +2,7 @@
 
 """The locations of images, which Glance keeps and gives to the driver.
 
-``dedup_store.py`` says what locations are, and who must not see them. The
+``dedup_store.py`` describes locations, and who must not see them. The
 functions are in a module of their own, since the daemon makes locations, too,
 and has no Glance.
 """
@@ -24,7 +24,7 @@ _PATTERN = re.compile(rf'{SCHEME}://({hexids.PATTERN})/({imageids.PATTERN})'
 
 
 class Parts(NamedTuple):
-    """The parts of a location; nothing says that they are true."""
+    """The parts of a location, which are not verified."""
 
     repository_id: str
     image_id: str

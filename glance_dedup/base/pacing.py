@@ -3,7 +3,7 @@
 """Stopping, progress and pace, which all tasks of the maintainer share.
 
 A task is a module with a ``run_once(maintainer, pace, ...)``, which returns a
-dataclass of what it did. A task that decides something first also has a
+dataclass of its results. A task that decides something first also has a
 ``plan``, which returns a dataclass and changes nothing. A task works in steps
 of bounded size and calls :meth:`Pace.step` after each. Between two steps it
 can be stopped without harm.
@@ -14,7 +14,7 @@ import os
 import threading
 import time
 
-#: The longest single wait for the pace, seconds: so a task that is told to
+#: The longest single wait for the pace, seconds: so a task that is to
 #: stop does so soon.
 MAX_WAIT = 0.2
 #: For how long a task watches whether others want the processors, seconds.
@@ -31,7 +31,7 @@ def idle_seconds() -> float:
 
 
 class Stopped(Exception):
-    """The task was told to stop; the work that it did so far stays."""
+    """The task was stopped; the work that it did so far stays."""
 
 
 class Pace:
@@ -43,7 +43,7 @@ class Pace:
     :param progress: called as `progress(done, total, what)` after each step
     :param rate: how many bytes a second the task may read from and write to
         the disk; None: no limit. It may change while the task runs.
-    :param patient: whether nobody waits for the task; then it leaves the
+    :param patient: whether no user waits for the task; then it leaves the
         processors to others (:meth:`wait_until_idle`)
     """
 
@@ -74,8 +74,8 @@ class Pace:
         :param what: what the task is doing, in a few words for people
         :param cost: bytes that the task read from or wrote to the disk since
             the last step
-        :param watch: called every MAX_WAIT seconds of the wait; what it
-            raises ends the wait
+        :param watch: called every MAX_WAIT seconds of the wait; an exception
+            from it ends the wait
         :raises Stopped: if the task is to stop
         """
         self.done, self.total, self.what = done, total, what

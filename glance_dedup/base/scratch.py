@@ -3,7 +3,7 @@
 """Temporary directories that do not stay after a killed process.
 
 A killed process cannot remove its directory. So the next process that makes
-such a directory removes those that nobody uses any more. Each process locks
+such a directory removes the unused ones. Each process locks
 its directory (``flock`` on the directory itself); the lock ends with the
 process. Another user's directories are left alone.
 """
@@ -23,7 +23,7 @@ _TRIES = 10
 def lock_directory(path: str) -> int | None:
     """Open and lock a directory; None: another process uses it.
 
-    :raises OSError: it is not known whether somebody uses the directory
+    :raises OSError: it is not known whether a process uses the directory
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
                  | os.O_CLOEXEC)

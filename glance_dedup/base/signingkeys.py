@@ -4,7 +4,7 @@
 
 A repository signs the locations of its images, and the manifests of its
 metadata in an object store. While its key is being changed it has two: it
-signs with the current one, and accepts what either has signed.
+signs with the current one, and accepts signatures by either.
 
 The file is replaced in one step, so a reader finds one key or both (I13).
 Nothing is remembered: each use reads the file, so all processes, on all hosts,
@@ -35,7 +35,7 @@ _BYTES = 32
 _DIGITS = re.compile(rb'[0-9a-f]{64}( [0-9a-f]{64})?')
 _CHECKSUM_LENGTH = 18       # a space, 16 digits, a newline
 _MAX_LENGTH = 1024
-#: What manifests are authenticated with is derived under this name.
+#: The key that authenticates manifests is derived under this name.
 _MANIFESTS = b'glance-dedup manifest 2'
 
 
@@ -119,7 +119,7 @@ def begin_change(path: str) -> Keys:
 
 
 def finish_change(path: str) -> Keys:
-    """Make what the old key of a repository has signed invalid.
+    """Make the signatures by the old key of a repository invalid.
 
     :raises InvalidParameter: no change is under way
     :raises BusyError, DamagedError, AccessDenied, NoSpaceError, StorageError:

@@ -177,7 +177,7 @@ class Strand:
             _perform(*task)
             del task
             if self._workers.wanted():
-                self._workers.submit(self._run)  # behind those that wait
+                self._workers.submit(self._run)  # behind the waiting ones
                 return
 
 

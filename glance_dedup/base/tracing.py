@@ -2,7 +2,7 @@
 
 """Spans in the traces of OSProfiler, which other services have begun.
 
-A trace is a tree of spans: what a request took, and what each part of it took.
+A trace is a tree of spans: the time of a request, and of each part of it.
 OSProfiler keeps the trace that runs in a variable of the thread. It is not
 required here: without it, or without a trace, a span does nothing. Nothing
 imports it, because the code that began the trace has.
@@ -11,7 +11,7 @@ A span has a copy of the trace, so that it may end in another thread, and after
 the trace: a download goes on after Glance has left its own span.
 
 Spans have ids, sizes and the classes of errors, but no locations and no error
-messages, which may have what a caller sent.
+messages, which may have data from a caller.
 """
 
 import copy
@@ -31,9 +31,9 @@ class Span:
     For one thread at a time.
 
     :param name: letters and underscores; OSProfiler shows up to the first '-'
-    :param facts: what is known at the beginning
+    :param facts: the facts known at the beginning
 
-    :ivar facts: what is told at the end; the user may add to it
+    :ivar facts: the facts at the end; the user may add to it
     :ivar id: the parent of spans below it; '' without a trace
     """
 

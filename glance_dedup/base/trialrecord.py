@@ -41,7 +41,7 @@ UNFIT = 'not fine'
 
 @dataclasses.dataclass(frozen=True)
 class Mount:
-    """A host's mount of a repository: what a trial is valid for.
+    """Mount of a repository on a host, for which a trial is valid.
 
     :ivar kind: of file system, as the kernel calls it
     :ivar kernel: its release
@@ -76,7 +76,7 @@ class Trial:
     :ivar version: of this program
     :ivar time: when it ended, in seconds since 1970
     :ivar limited: titles of the properties that are limited
-    :ivar unfit: titles of those that are not fine
+    :ivar unfit: titles of the ones that are not fine
     """
 
     mount: Mount
@@ -133,7 +133,7 @@ def _entry(version: Any, time: Any, limited: Any, unfit: Any, **mount: Any
 def decode(content: bytes) -> list[Trial]:
     """Return the trials in a file's content.
 
-    :raises ValueError: says what is wrong with it
+    :raises ValueError: names its problem
     """
     return imagelist.decode(content, KIND, MAX_BYTES, _entry, of='hosts')
 
@@ -175,7 +175,7 @@ def write(root: str, mounts: Iterable[Mount], version: str,
 
 
 def look(root: str) -> Result:
-    """Return what is known of this host's mount of a repository.
+    """Return the status of this host's mount of a repository.
 
     :raises OSError: the directory cannot be looked at
     """
@@ -192,7 +192,7 @@ def look(root: str) -> Result:
 def require_fit(root: str) -> None:
     """Refuse a repository on a mount that was found not fine.
 
-    :raises UnfitFileSystem: says what is missing, and what to do
+    :raises UnfitFileSystem: names the missing property and a remedy
     """
     if not any(trial.unfit for trial in read(root)):
         return

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What only a repository's maintainer keeps: the catalog and its use."""
+"""The modules of a repository's maintainer: the catalog and its use."""

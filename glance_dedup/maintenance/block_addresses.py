@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Addresses of blocks: their numbers, their entries, and who names them.
+"""Addresses of blocks: their numbers, their entries, and the recipes on them.
 
 An *address* is a number of 64 bits: the block's group, and in the low 15 bits
 its slot there. The engine takes and gives addresses, slots, counts and runs as
@@ -40,7 +40,7 @@ _ENTRY = struct.Struct('<32sII4xB3x')
 _ENTRY_WORDS = ENTRY_BYTES // 4
 _RUN = struct.Struct('<III')
 
-# How many pages of extents are read at once from a whole recipe.
+# Pages of extents that are read at once from a whole recipe.
 _PAGES = 64
 
 
@@ -151,7 +151,7 @@ def columns(listing: bytes) -> Columns:
     return Columns(*(words[at::_ENTRY_WORDS] for at in (8, 9, 11)))
 
 
-# -- what recipes name --------------------------------------------------------
+# -- addresses in recipes -----------------------------------------------------
 
 def runs_in(runs: bytes) -> Iterator[tuple[int, int, int]]:
     """Group, first slot and number of blocks of each run."""
@@ -183,7 +183,7 @@ def pieces(recipe: _engine.Recipe, first: int = 0, end: int | None = None
 
 
 class Naming(NamedTuple):
-    """What a search found in one image."""
+    """Result of a search in one image."""
 
     image_id: str
     found: Any
@@ -201,7 +201,7 @@ def look_for(engine: _engine.Maintenance, image_ids: Iterable[str],
     The scrub, not this function, reports images that cannot be read.
 
     :param addresses: sorted and packed
-    :param look: called with a recipe and an iterator of those pieces that name
+    :param look: called with a recipe and an iterator of the pieces that name
         any of the addresses. Pieces that it does not take are not read
     """
     for image_id in image_ids:

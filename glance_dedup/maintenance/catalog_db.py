@@ -3,7 +3,7 @@
 """The catalog: a LevelDB database of facts derived from recipes and groups.
 
 ``format-derived.rst`` describes its keys. The catalog belongs to the
-maintainer. It lists the counted recipes, and says how often they name each
+maintainer. It lists the counted recipes, and how often they name each
 block. The catalog authorises freeing. So any contradiction in it raises
 :class:`~glance_dedup.maintenance.database.CatalogError`; the maintainer then
 sets the catalog aside and rebuilds it.
@@ -24,19 +24,19 @@ from glance_dedup.maintenance import database
 from glance_dedup.maintenance import records
 from glance_dedup.maintenance import refcounts
 
-# What is counted, and of what the sums are.
+# The kinds of recipes, and of their sums.
 _KINDS = ('images', 'backups')
 _LEDGER_SUMS = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes', 'blocks')
 
-# Of samples older than a day one an hour is kept, of those older than 90 days
-# one a day. Seconds.
+# One sample an hour is kept of those older than a day, one a day of those
+# older than 90 days. Seconds.
 _HISTORY = ((90 * 86400, 86400), (86400, 3600))
 
 
 class Catalog(refcounts.Accounts):
     """An open catalog: the accounts, and all else that it knows.
 
-    Any thread may call what only reads.
+    Any thread may call the methods that only read.
     """
 
     # The sums, and how many batches were written by then.
@@ -87,7 +87,7 @@ class Catalog(refcounts.Accounts):
         """Sums over the counted recipes, and over all groups.
 
         The recipes of backups and volumes are in all sums but ``images``;
-        ``backups`` counts those of backups.
+        ``backups`` counts the backups.
 
         ``images``, ``backups``, ``logical_bytes``, ``zero_bytes``,
         ``nonzero_bytes``, ``new_bytes``, ``stored_bytes``, ``blocks`` (counted
@@ -201,7 +201,7 @@ class Catalog(refcounts.Accounts):
         return samples
 
     def salvage(self) -> tuple[database.Batch, int]:
-        """What a rebuild cannot derive: history, scrub state, damaged blocks.
+        """Rows that no rebuild derives: history, scrub state, damaged blocks.
 
         Returns the items that can be read and are well-formed, and how many
         are lost. If the rest of one kind cannot be read, it counts as one.

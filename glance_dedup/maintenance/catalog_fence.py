@@ -39,7 +39,7 @@ class Fence:
     def check(self, catalog: catalog_db.Catalog) -> None:
         """Check that a catalog may be used (N2.1).
 
-        :raises CatalogError: it may not, and the message says why
+        :raises CatalogError: it may not, for the reason in the message
         """
         if not catalog.valid:
             raise database.CatalogError(

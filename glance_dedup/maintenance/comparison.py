@@ -5,7 +5,7 @@
 The maintainer has settled the spool, and settles nothing meanwhile. So the
 counted recipes are those of the ledger, and the counted pages of recipes that
 are begun. Each is in ``images/`` or, if it was deleted, in the spool, since
-only the maintainer removes what a deleter put there (N9.3).
+only the maintainer removes the files that a deleter put there (N9.3).
 """
 
 import collections
@@ -86,7 +86,7 @@ class _Comparison:
 
     def _look_again(self, gone: list[refcount_rebuild.Wanted],
                     buffers: rebuild_worker.Buffers) -> None:
-        """Spread what was not in images/, and what is begun.
+        """Spread the recipes missing in images/, and the begun ones.
 
         First images/, then the spool: a deleter puts the recipe into the one
         before it takes it out of the other.
@@ -145,7 +145,7 @@ class _Comparison:
                     f'slot {key[1] * records.CHUNK_SLOTS + slot}, not {right}')
 
     def _require_no_more(self) -> None:
-        """What no recipe names has no counts; and groups have the sums."""
+        """Require the groups' sums, and no counts of further blocks."""
         more = self._catalog.chunks() - self._chunks
         if more:
             self._differ(f'recipes name blocks in {more} more pieces of '
@@ -157,7 +157,7 @@ class _Comparison:
                     f'{self._used[number]}')
 
     def _differ(self, how: str) -> None:
-        # What another maintainer changed meanwhile is no contradiction.
+        # A concurrent change by another maintainer is no contradiction.
         self._maintainer.confirm()
         raise database.CatalogError(
             f'the catalog {self._catalog.path} is wrong: it says that {how}')

@@ -4,7 +4,7 @@
 
 One thread at a time changes the database; any thread may read it meanwhile.
 
-The key ``meta`` says what the database is of, and how far it got. Its field
+The key ``meta`` names the database's subject and progress. Its field
 ``ledger`` is the exclusive or of all counted recipes and of all parts. It
 shows whether LevelDB lost a batch and kept later ones.
 """
@@ -165,7 +165,7 @@ class Database:
         try:
             with self._errors('open it'):
                 # Without paranoid checks LevelDB skips damage in the middle of
-                # its log, and applies what follows.
+                # its log, and applies the records after it.
                 self._db = plyvel.DB(
                     self.path, create_if_missing=create,
                     error_if_exists=create, paranoid_checks=True,
@@ -179,7 +179,7 @@ class Database:
             try:
                 file = open(os.path.join(self.path, _CURRENT), 'rb')
             except FileNotFoundError:
-                return      # LevelDB says that the catalog is damaged
+                return      # LevelDB reports that the catalog is damaged
         with file:
             leveldb.require_maps(self.path, file.fileno())
 
@@ -267,7 +267,7 @@ class Database:
         return self._opening != self._last_opening()
 
     def _last_opening(self) -> tuple[bytes, int] | None:
-        """Return what tells when the catalog was opened last.
+        """Return a token that changes whenever the catalog is opened.
 
         Whoever opens a LevelDB begins a manifest, and replaces the file that
         names it.
@@ -283,7 +283,7 @@ class Database:
                 # No times: some file systems change their minds on them.
                 return f.read(_MAX_CURRENT), os.fstat(f.fileno()).st_ino
         except OSError as e:
-            # What was opened may be replaced meanwhile.
+            # The opened file may be replaced meanwhile.
             if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 return None
             with files.os_errors(f'cannot look at the catalog {self.path}'):

@@ -4,7 +4,7 @@
 
 A helper recompresses and scrubs groups. It changes no file that others use:
 it replaces a group's file by one that it wrote, under the group's lease and
-exclusive lock (I4), and it notes for the maintainer what else there is to do
+exclusive lock (I4), and it notes the other work for the maintainer
 (``host_notes.py``). So a helper that was cut off from the server, and does not
 notice that its locks fell, can do no harm.
 """
@@ -29,7 +29,7 @@ _Result = TypeVar('_Result')
 
 
 class Helper(closing.Closing):
-    """What the tasks of a helper need. One thread at a time uses it.
+    """Context of the tasks of a helper. One thread at a time uses it.
 
     :param hosts: in which this daemon has a number
     :ivar notes: for the maintainer, and for the next daemon with this number
@@ -88,6 +88,6 @@ class Helper(closing.Closing):
     def damaged_groups(self) -> set[int]:
         """The groups of which it is known that a block is damaged: none.
 
-        The groups' entries tell.
+        It is computed from the groups' entries.
         """
         return set()

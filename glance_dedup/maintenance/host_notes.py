@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a daemon notes for the maintainer, and for itself: ``helpers/``.
+"""Notes of a daemon for the maintainer, and for itself: ``helpers/``.
 
 A daemon that is no maintainer may change nothing in a group's file (I4), and
 has no catalog. So it notes which blocks it could not verify, and which groups
 it could not make smaller, in a file of its own. The maintainer reads these
-files, and acts on what they say. The file also has the daemon's cursor.
+files, and acts on them. The file also has the daemon's cursor.
 
 All of it is a hint: the maintainer verifies again whatever it finds there, and
 a lost file costs one more pass. So an invalid file is forgotten. A file has
@@ -89,7 +89,7 @@ class Notes:
 def decode(content: bytes) -> Notes:
     """The notes in a file, which anybody may have written.
 
-    :raises ValueError: if the file is invalid; the message says why
+    :raises ValueError: if the file is invalid; with the reason
     """
     try:
         fields = files.unpack_json(content, KIND, MAX_SIZE)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which daemons live, and which groups are whose: ``locks/hosts``.
+"""The daemons that live, and their portions of the groups: ``locks/hosts``.
 
 A daemon has a *number* for as long as it lives: it holds the byte with that
 number. For each task in which it takes part it holds one more byte. The locks
-fall with the process, so no clock tells who lives.
+locks fall with the process, so no clock decides which daemon lives.
 
 The groups are shared out by rendezvous hashing. Each daemon computes a weight
 of each member's number and the group's, and the group belongs to the member
 with the highest weight. So if a member comes or goes, no group changes hands
 but its own.
 
-Two daemons that believe for a moment that a group is theirs do no harm, nor
-does a group that nobody believes to be his: shares only spread the work. The
-group's lease decides who may do it (I4).
+It does no harm if two daemons believe for a moment that a group is theirs, or
+if none does: portions only spread the work. The group's lease decides which
+daemon may do it (I4).
 """
 
 from collections.abc import Iterator
@@ -169,7 +169,7 @@ class Hosts(closing.Closing):
     def is_mine(self, task: int, group: int) -> bool:
         """Return whether a group is in this daemon's share of a task.
 
-        If this daemon takes no part, all groups are: then somebody asked for
+        If this daemon takes no part, all groups are: then a user requested
         this run.
         """
         with self._mutex:

@@ -113,7 +113,7 @@ class Maintainer(closing.Closing):
 
     @property
     def intent_ends(self) -> float | None:
-        """When the first announced intent is to end, by time.monotonic().
+        """Return the end of the first announced intent, by time.monotonic().
 
         A collection then ends it. None: no intent is announced.
         """
@@ -158,7 +158,7 @@ class Maintainer(closing.Closing):
         """Make sure that nobody else has been the maintainer (I4).
 
         The server may have dropped this host's locks. Then another process may
-        have changed the catalog, and what this one knows of it is too old.
+        have changed the catalog, and this one's facts on it are too old.
 
         :raises LostLocks: another process is the maintainer, or was
         """
@@ -197,8 +197,8 @@ class Maintainer(closing.Closing):
         try:
             self._open_catalog()
             self._fence.check(self.catalog)
-            # N2.2. Even a fence that looks right is written again: what was
-            # read may not be on the disk yet.
+            # N2.2. Even a fence that looks right is written again: the one
+            # that was read may not be on the disk yet.
             self._fence.write(self.catalog)
         except database.CatalogError as e:
             self.rebuild(progress, str(e))
@@ -429,7 +429,7 @@ class Maintainer(closing.Closing):
             return work()
 
     def scrub_state(self) -> dict[str, Any]:
-        """Return how far the last pass of the scrub got, and what it found."""
+        """Return the progress of the scrub's last pass, and its findings."""
         return self.catalog.scrub_state()
 
     def damaged_groups(self) -> set[int]:
@@ -461,7 +461,7 @@ class Maintainer(closing.Closing):
 
     def uncount(self, batch: database.Batch, recipe: _engine.Recipe,
                 write: Callable[[], None]) -> None:
-        """Un-count what is counted of a recipe; otherwise as :meth:`count`."""
+        """Un-count a recipe's counted pages; otherwise as :meth:`count`."""
         txid = recipe.header()['transaction_id']
         extents = recipes.Extents(recipe)
         recipes.measure(recipe)    # finds damage before the first step
@@ -527,7 +527,7 @@ class Maintainer(closing.Closing):
         if images:
             self._count(images, progress)
 
-    # -- what else the tasks share ----------------------------------------
+    # -- methods for several tasks ----------------------------------------
 
     @contextlib.contextmanager
     def image_lock(self, image_id: str) -> Iterator[bool]:

@@ -5,7 +5,7 @@
 The maintainer starts *counters*, on its own host or by ssh on others. In the
 first pass, each takes one image after the other, and sends the runs of its
 recipe, divided by the partitions that the runs' groups belong to. In the
-second pass, each takes one partition after the other, asks for its runs, adds
+second pass, each takes one partition after the other, requests its runs, adds
 them up, and sends the counts. A counter takes no lock and changes nothing in
 the repository.
 
@@ -32,7 +32,7 @@ from glance_dedup.maintenance import records
 from glance_dedup.maintenance import refcounts
 from glance_dedup.repository import image_repository
 
-#: Bytes of runs that a counter asks for at once.
+#: Bytes of runs that a counter requests at once.
 PIECE = block_addresses.RUN_BYTES << 16
 #: Chunks of counters in memory: 16 MiB.
 CHUNKS = 4096
@@ -77,7 +77,7 @@ class Peer:
         self._writing = writing
 
     def fileno(self) -> int:
-        """What to wait for a message on."""
+        """Selector that waits for a message."""
         return self._reading.fileno()
 
     def tell(self, *what: Any, payload: bytes | bytearray = b'') -> None:
@@ -139,7 +139,7 @@ class Buffers:
         self._write(part, runs)
 
     def flush(self) -> None:
-        """Write what is left."""
+        """Write the remaining runs."""
         for part, runs in enumerate(self._runs):
             if runs:
                 self._flush(part)
@@ -147,7 +147,7 @@ class Buffers:
 
 def spread(engine: _engine.Maintenance, image_id: str, txid: str | None,
            buffers: Buffers) -> list:
-    """Spread the runs of an image's recipe; returns what became of it.
+    """Spread the runs of an image's recipe; return the outcome.
 
     :param txid: the only transaction to spread, in hex; None: any
     :returns: 'gone'; 'unreadable', file, why; or 'counted', transaction id,
@@ -254,7 +254,7 @@ def _work(peer: Peer) -> None:
 
 
 def _obey(peer: Peer, engine: _engine.Maintenance, partitions: int) -> None:
-    """Do what the maintainer says, until it closes the talk."""
+    """Execute the maintainer's orders, until it closes the talk."""
     buffers = Buffers(partitions, lambda part, runs: peer.tell(
         'runs', part, payload=runs))
     while True:

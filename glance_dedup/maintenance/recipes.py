@@ -29,7 +29,7 @@ def txid_of_name(name: str) -> bytes | None:
 
 
 class RecipeError(Exception):
-    """A recipe's extents cannot be read. The message says why.
+    """A recipe's extents cannot be read, for the reason in the message.
 
     This is a class of its own, so that nobody mistakes an error of the catalog
     for one of a recipe.
@@ -55,7 +55,7 @@ class Extents:
 
 
 def measure(recipe: _engine.Recipe) -> int:
-    """How many blocks a recipe names. Reads and verifies the whole recipe."""
+    """Return the number of blocks in a recipe. Verifies the whole recipe."""
     try:
         return recipe.measure()
     except exceptions.UNREADABLE as e:
@@ -80,7 +80,7 @@ def facts_of(path: str, image_id: str,
     """The ledger's facts about the image that has this id now.
 
     :param path: the repository's
-    :param counted: what :meth:`Catalog.images` returned
+    :param counted: the result of :meth:`Catalog.images`
     :returns: None: the image is gone, or only its recipe has the facts
     """
     file, facts = counted.get(image_id, (None, None))
@@ -159,7 +159,7 @@ class Recipes:
             return set(os.listdir(os.fsencode(self._images)))
 
     def _valid(self, names: Iterable[bytes]) -> list[str]:
-        """Those that are image ids, sorted. Adds a warning for each other."""
+        """Return the names that are image ids, sorted. Warn of others."""
         images = []
         for name in sorted(map(os.fsdecode, names)):
             text = f'images/{name!r} is not an image'

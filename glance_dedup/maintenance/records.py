@@ -2,7 +2,7 @@
 
 """The catalog's keys and values as bytes (``format-derived.rst``).
 
-A key begins with a byte that says what it is of. In keys, integers are
+A key begins with a byte for its kind. In keys, integers are
 big-endian, so that LevelDB sorts them; in values, they are little-endian.
 """
 
@@ -39,7 +39,7 @@ _PART = struct.Struct('>c16sI')
 _END = struct.Struct('<Q')
 _SEEN = struct.Struct('<QQ16s')
 SEEN_BYTES = _SEEN.size
-#: Where the transaction id begins in an image's file, packed.
+#: Offset of the transaction id in an image's file, packed.
 SEEN_TXID = 16
 _FORMS = {GROUP: _KEY_32, DUPLICATES: _KEY_32, DAMAGED: _KEY_64,
           HISTORY: _KEY_64}
@@ -97,7 +97,7 @@ def unpack_seen(value: bytes) -> tuple[int, int, bytes]:
 
 
 def are_duplicates(pairs: bytes, group: int) -> bool:
-    """Whether these are pairs of addresses in order, the first in a group."""
+    """Return whether these are sorted pairs of addresses, led by a group's."""
     return (len(pairs) % _PAIR_BYTES == 0
             and _engine.pairs_are_of_group(pairs, group))
 
@@ -105,7 +105,7 @@ def are_duplicates(pairs: bytes, group: int) -> bool:
 # -- values in JSON -----------------------------------------------------------
 
 class Form(NamedTuple):
-    """What a JSON object has to be like; it may have other fields, too."""
+    """Requirements on a JSON object; it may have other fields, too."""
 
     checks: dict[str, Callable[[Any], bool]] = {}
     """A check for each known field."""
@@ -151,7 +151,7 @@ def _are_hits(value: Any) -> bool:
 
 
 def _is_sample(value: Any) -> bool:
-    """What the scrub knows of cold groups' objects."""
+    """The scrub's facts on cold groups' objects."""
     return (isinstance(value, dict)
             and all(_is_count(value.get(name))
                     for name in ('group', 'offset', 'read'))

@@ -5,7 +5,7 @@
 The maintainer has one thread for this. It starts *counters*
 (:mod:`~glance_dedup.maintenance.rebuild_worker`), gives each one task after
 the other, and has the files of the partitions. A counter that ends, or finds
-what it did not expect, makes the whole counting fail:
+an unexpected file, makes the whole counting fail:
 :class:`rebuild_worker.Broken`.
 """
 
@@ -35,7 +35,7 @@ MAX_COUNT = 64
 # It ends when the other host does not answer for 45 seconds.
 _SSH = ('ssh', '-T', '-oBatchMode=yes', '-oConnectTimeout=30',
         '-oServerAliveInterval=15', '-oServerAliveCountMax=3', '--')
-# The last bytes of what a counter printed, or ssh for it.
+# Length of the end of a counter's output, or of ssh's, that is shown.
 _TAIL = 500
 
 Progress = Callable[[int, int, str], None]
@@ -102,11 +102,11 @@ class _Worker:
         return said, payload
 
     def broken(self, why: str) -> rebuild_worker.Broken:
-        """The error that says where something went wrong."""
+        """Return the error, with the place where something went wrong."""
         return rebuild_worker.Broken(f'host {self.host}: {why}')
 
     def _ended(self) -> rebuild_worker.Broken:
-        # It may be about to say why.
+        # Its error may be on the way.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(1)
         size = self._said.seek(0, os.SEEK_END)
@@ -170,8 +170,8 @@ class Workers:
                watch: Callable[[], None]) -> None:
         """Have the runs of all images spread.
 
-        :param done: called with a host, an image, and what
-            :func:`counter.spread` returned there
+        :param done: called with a host, an image, and the result of
+            :func:`counter.spread` there
         :param watch: called at least each second; may raise to end it
         :raises Broken: a counter failed
         """
@@ -188,7 +188,7 @@ class Workers:
                 case _:
                     done(worker.host, task[1:], said)
             return True
-        # Each takes of the same images, and then sends what it has left.
+        # Each takes of the same images, and then sends its remaining runs.
         tasks = (('spread', *wanted) for wanted in images)
         self._run([itertools.chain([self._begin], tasks, [('flush',)])
                    for _ in self._workers], answer, watch)
@@ -231,7 +231,7 @@ class Workers:
              watch: Callable[[], None]) -> None:
         """Give each counter one of its tasks after the other.
 
-        :param answer: called with a counter, its task, and what it says;
+        :param answer: called with a counter, its task, and its message;
             returns whether the task is done
         """
         busy: dict[_Worker, tuple] = {}
@@ -261,9 +261,9 @@ def count(workers: Workers, images: list[Wanted],
           progress: Progress | None) -> None:
     """Read the recipes of images, and add up their runs.
 
-    :param note: called with a host, an image, and what became of it
-    :param look_again: called with the images that were gone; spreads what it
-        finds of them. A counter's host may not know of the newest ones yet
+    :param note: called with a host, an image, and the outcome
+    :param look_again: called with the images that were gone; spreads the ones
+        that it finds. A counter's host may not know of the newest ones yet
     :param take: called with the key and the counters of each chunk that has
         any
     :raises Broken, OSError: nothing of it may be used

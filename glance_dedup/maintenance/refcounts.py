@@ -2,15 +2,15 @@
 
 """The catalog's accounts: counted recipes, and how often they name each block.
 
-The *ledger* lists the recipes that are counted whole. A group's *counts* say
-for each slot how many recipes name its block.
+The *ledger* lists the recipes that are counted whole. A group's *counts* give
+for each slot the number of recipes that name its block.
 
 A recipe may name more counters than fit into memory. So it is counted from its
 first page of extents to its last, and un-counted from the last to the first,
 in batches of a bounded size. Between two batches the recipe is *begun*:
 exactly the pages before a certain one are counted, in either direction. Each
 batch records this page, so the next one may count on, or un-count. A *part* is
-what one batch counted. Each part but the last has a key of its own, as long as
+the counts of one batch. Each part but the last has its own key, as long as
 its pages are counted. So if LevelDB loses a batch in the middle, the ledger
 lacks something, as it does without parts.
 
@@ -92,14 +92,14 @@ class Accounts(database.Database):
 
     def counted(self, txid: bytes,
                 batch: database.Batch | None = None) -> bool:
-        """Whether the recipe of this transaction id (16 bytes) is counted.
+        """Return whether the recipe of this 16-byte transaction id is counted.
 
         That means all of it: otherwise it has no ledger key.
         """
         return self._get(records.LEDGER + txid, batch) is not None
 
     def begun(self, txid: bytes, batch: database.Batch | None = None) -> int:
-        """How many pages of a begun recipe are counted; 0: it is not begun."""
+        """Return the counted pages of a begun recipe; 0: it is not begun."""
         return self._begun(txid, batch)[1]
 
     def all_begun(self) -> Iterator[tuple[bytes, str]]:
@@ -368,7 +368,7 @@ class Accounts(database.Database):
 
     def counts(self, group: int, slots: int = block_addresses.GROUP_SLOTS,
                batch: database.Batch | None = None) -> bytes:
-        """How often recipes name each of a group's first slots (32 bits)."""
+        """Return the counts of a group's first slots (32 bits)."""
         return b''.join(
             self._counts(records.counts_key(group, chunk), batch)
             for chunk in range(-(-slots // records.CHUNK_SLOTS)))[:4 * slots]

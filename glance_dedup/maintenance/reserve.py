@@ -39,7 +39,7 @@ class Reserve:
         self._path = path
 
     def keep(self) -> None:
-        """Reserve the room, or what of it is missing.
+        """Reserve the room, or the missing part of it.
 
         If the disk has too little room now, a later call may succeed.
         """

@@ -26,7 +26,7 @@ class Unreadable:
     def __init__(self, path: str, engine: _engine.Maintenance) -> None:
         self._root = path
         self._engine = engine
-        # By image id, or name in the spool: path, inode, and what is wrong.
+        # By image id, or name in the spool: path, inode, and the problem.
         self._noted: dict[str, tuple[str, int, str]] = {}
         self.lost: dict[bytes, str] = {}
 
@@ -39,7 +39,7 @@ class Unreadable:
         """Remember a file whose blocks are unknown and not counted.
 
         :param name: the file's path, relative to the repository
-        :param error: what is wrong with the file; None: it has no header
+        :param error: the file's problem; None: it has no header
         """
         inode = self._inode(name)
         if inode is not None:
@@ -59,10 +59,10 @@ class Unreadable:
         return key in self._noted
 
     def reasons(self) -> dict[str, str]:
-        """What is not counted, since it cannot be read, and why.
+        """Return the recipes that cannot be read, so are not counted, and why.
 
-        The keys are image ids, or names in the spool; the values say what is
-        wrong.
+        The keys are image ids, or names in the spool; the values are the
+        problems.
         """
         result = {}
         for key, (name, inode, error) in list(self._noted.items()):
