@@ -12,14 +12,14 @@ class DaemonUnavailable(ClientError):
 
 
 class BadAnswer(ClientError):
-    """The answer is not what a daemon sends."""
+    """The answer is not one that a daemon sends."""
 
 
 class Refused(ClientError):
     """The daemon answered with an error.
 
     :ivar code: the HTTP status
-    :ivar repository_id: the daemon's repository; '': it did not say
+    :ivar repository_id: the daemon's repository; '': not in the answer
     """
 
     def __init__(self, code: int, message: str, repository_id: str = ''):

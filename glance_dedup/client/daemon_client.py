@@ -24,7 +24,7 @@ from glance_dedup.client import shared_memory
 from glance_dedup.client import streams
 from glance_dedup.client import wire
 
-#: How long one long poll asks the daemon to wait.
+#: The wait that one long poll requests of the daemon.
 POLL = 10.0
 # Seconds for the daemon to wait for its maintainer, and for its work.
 _MARKING = 120.0
@@ -33,7 +33,7 @@ _MARKING = 120.0
 class Client(daemon_connection.Requester):
     """Client of a daemon: one method for each operation. Thread-safe."""
 
-    # -- what the daemon knows --------------------------------------------
+    # -- requests for facts -----------------------------------------------
 
     def status(self) -> dict:
         """The daemon's status, and its repository's."""
@@ -48,7 +48,7 @@ class Client(daemon_connection.Requester):
         return self.request_list('/v1/images', 'images')
 
     def projects(self) -> list[dict]:
-        """All projects, each with what it has stored."""
+        """Return all projects, each with the bytes that it has stored."""
         return self.request_list('/v1/projects', 'projects')
 
     def groups(self) -> list[dict]:
@@ -59,7 +59,7 @@ class Client(daemon_connection.Requester):
         """Return how many blocks the largest images have in common."""
         return self.request_json('GET', '/v1/sharing')
 
-    # -- what the daemon does ---------------------------------------------
+    # -- requests for work ------------------------------------------------
 
     def start(self, task: str, **arguments: Any) -> int:
         """Ask the daemon to run a task; returns the request's number."""
@@ -208,8 +208,8 @@ class Client(daemon_connection.Requester):
                       hash_value: str = '') -> replica_upload.Replica:
         """Begin to send an image to the daemon, or go on.
 
-        :param sender: 32 hexadecimal digits; the same sender may go on with
-            what it began before
+        :param sender: 32 hexadecimal digits; the same sender may continue
+            an upload that it began
         :param project: the project that owns the image
         :param hash_name: name of a hash of the image's bytes; '': none known
         :param hash_value: that hash, in hexadecimal digits

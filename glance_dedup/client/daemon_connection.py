@@ -152,7 +152,7 @@ class Requester(closing.Closing):
     :param key: file with its key, if that is not in the same file
     :param ca_file: file of certificate authorities that verify the server's
         certificate; None: the system's
-    :param token: a Keystone token, with which the server asks Glance
+    :param token: a Keystone token for the server's requests to Glance
     :param connect_timeout: seconds until the connection is made
     :param timeout: seconds until an answer begins, and for each further piece
     :param keep: how many idle connections are kept for later requests

@@ -35,12 +35,12 @@ _OF_TASKS = 'os_glance_'
 _PATCH = {'Content-Type': 'application/openstack-images-v2.1-json-patch'}
 #: Seconds that Glance and Keystone have for each answer.
 TIMEOUT = 120
-#: Seconds between two looks whether Glance has verified an image: at first,
+#: Seconds between two polls whether Glance has verified an image: at first,
 #: and at last.
 LOOKS = 0.1, 2.0
 #: How slowly Glance may verify an image: bytes a second, and further seconds.
 SLOWEST, MIN_TIMEOUT = 8 << 20, 120.0
-# How often Glance may try to take an image's data: what its task failed for
+# Number of Glance's attempts to take an image's data: the cause of a failure
 # may be over the next time.
 _TRIES = 2
 
@@ -48,7 +48,7 @@ Record = dict[str, Any]
 
 
 class GlanceError(Exception):
-    """Glance did not do what we asked for; the message says why.
+    """Glance did not execute our request, for the reason in the message.
 
     :ivar code: the HTTP status, if Glance answered
     """
@@ -208,7 +208,7 @@ class Glance:
                 "roles 'admin' and 'service'")
 
     def has_project(self, project: str) -> bool | None:
-        """Return whether Keystone knows a project; None if it does not say."""
+        """Return whether Keystone knows a project; None: it does not show."""
         from keystoneauth1 import exceptions
         from keystoneauth1 import plugin
 
@@ -239,7 +239,7 @@ class Glance:
                 path = page.get('next', '').removeprefix('/v2')
 
     def find(self, image_id: str) -> Image | None:
-        """One image; None if Glance says that there is none."""
+        """Return one image; None if Glance has none."""
         record = self.record(image_id)
         return None if record is None else image_of(record)
 
@@ -399,7 +399,7 @@ class Glance:
             try:
                 self.add_data(image_id, url, hash_name, hash_value)
             except GlanceError as e:
-                # If it is not queued, an earlier run, or somebody else, told
+                # If it is not queued, an earlier run, or another user, sent
                 # Glance the same.
                 if e.code != 409:
                     raise
@@ -413,7 +413,7 @@ class Glance:
     def wait_for_data(self, image_id: str, size: int,
                       step: Callable[[], None] = lambda: None
                       ) -> Record | None:
-        """Wait until Glance has verified what :meth:`add_data` told it.
+        """Wait until Glance has verified the data of :meth:`add_data`.
 
         :param step: called before each pause
         :returns: the record; None: it was deleted meanwhile
@@ -447,7 +447,7 @@ class Glance:
             if record is None:
                 return None
             # While one of Glance's tasks has the image, the task may overwrite
-            # what is set now with what it read before.
+            # the new value with the one that it read before.
             if 'os_glance_import_task' not in record and has_ended(record):
                 return record
             if left <= 0:

@@ -120,7 +120,7 @@ class Flag(enum.IntFlag):
 
 
 class RequestFlag(enum.IntFlag):
-    """Flags of a request that say how to answer it."""
+    """Flags of a request that choose the form of the answer."""
 
     DF = 1 << 2
     """all data of a read in one chunk"""

@@ -4,11 +4,11 @@
 
 The servers are dedupd's and QEMU's. One connection, one request at a time. The
 server answers in chunks (structured replies), so that a hole comes without its
-zeros. Metadata contexts tell which ranges are holes (``base:allocation``), and
-which a dirty bitmap holds (``qemu:dirty-bitmap:<name>``).
+zeros. Metadata contexts list the holes (``base:allocation``), and
+the dirty ones of a bitmap (``qemu:dirty-bitmap:<name>``).
 
 libnbd does the same and more. Its Python module is not on PyPI, and Debian's
-is for the system's Python alone; the library with what it needs takes 2.5 MiB
+is for the system's Python alone; the library with its needs takes 2.5 MiB
 of a process that may have 35. The messages are in `nbd_protocol.py` anyway.
 """
 
@@ -23,11 +23,11 @@ from glance_dedup.base import sockets
 from glance_dedup.client import client_errors
 from glance_dedup.client import nbd_protocol
 
-#: The context that tells holes, and the bits of its extents.
+#: The context of holes, and the bits of its extents.
 ALLOCATION = nbd_protocol.CONTEXT.decode()
 HOLE = 1
 ZERO = 2
-#: What goes before a bitmap's name in the name of its context, and its bit.
+#: Prefix of a bitmap's name in the name of its context, and its bit.
 BITMAP_PREFIX = 'qemu:dirty-bitmap:'
 DIRTY = 1
 

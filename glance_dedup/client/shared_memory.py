@@ -56,7 +56,7 @@ class Reader(closing.Closing):
         it is closed with the reader
     :param offset: the range's first byte
     :param length: bytes of the range
-    :raises BadAnswer: the daemon does not say how much memory it shares
+    :raises BadAnswer: the answer lacks the size of the shared memory
     """
 
     def __init__(self, answer: daemon_connection.Answer, offset: int,
@@ -149,7 +149,7 @@ class Reader(closing.Closing):
         if len(descriptors) != 1:
             raise ValueError(f'it sent {len(descriptors)} descriptors')
         fd, = descriptors
-        # M1; fcntl fails for what is not such memory.
+        # M1; fcntl fails for memory of another kind.
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or (
                 os.fstat(fd).st_size != self._size):
             raise ValueError('its memory is not sealed, or of another size')

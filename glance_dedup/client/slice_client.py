@@ -114,7 +114,7 @@ class Asker:
 
     def _failed(self, repository_id: str,
                 error: client_errors.ClientError) -> bool:
-        """Say what an error means; returns False if it is the daemon's."""
+        """Log the meaning of an error; return False if it is the daemon's."""
         if isinstance(error, client_errors.Refused) and (
                 error.repository_id == repository_id):
             self._retry_at = None

@@ -130,7 +130,7 @@ class Loan(closing.Closing):
 
     :ivar repository_id: the lender's repository
     :ivar stored: the offset before which the lender has everything
-    :raises BadAnswer: if the answer does not say these
+    :raises BadAnswer: if the answer lacks these
     """
 
     def __init__(self, answer: daemon_connection.Answer,

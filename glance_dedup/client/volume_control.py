@@ -2,9 +2,9 @@
 
 """Requests to the process that serves a volume, by its control socket.
 
-Only the owner of a volume can change it, so a command that finds the volume
-served asks its server. The head of ``nbdkit/control.h`` has the protocol. The
-client bounds what it receives, and checks its form.
+Only the owner of a volume can change it, so a command on a served volume sends
+a request to its server. The head of ``nbdkit/control.h`` has the protocol. The
+client bounds its replies, and checks their form.
 """
 
 import os
@@ -41,7 +41,7 @@ class NotServed(exceptions.RepositoryError):
 
 
 class VolumeControl:
-    """The server of one volume; any number of threads may ask it.
+    """The server of one volume. Thread-safe.
 
     Each call raises :class:`NotServed`, or the exception of the server's
     error.
@@ -83,7 +83,7 @@ class VolumeControl:
         self._ask(f'resize {size}')
 
     def checkpoint(self) -> None:
-        """Bring all that was written before into recipes."""
+        """Bring all earlier writes into recipes."""
         self._ask('checkpoint')
 
     def _ask(self, request: str) -> dict[str, str]:

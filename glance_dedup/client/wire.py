@@ -60,7 +60,7 @@ class Source(Protocol):
 class Buffer:
     """A source of bytes in memory.
 
-    :param bad: makes an exception of a sentence about what is wrong
+    :param bad: makes an exception of a sentence about the problem
     """
 
     def __init__(self, data: bytes, bad: Callable[[str], Exception]) -> None:

@@ -15,12 +15,12 @@ the HMAC-SHA-256, with the repository's key, of all parts before it.
 
 If so configured, Glance lets project members set locations themselves.  So a
 location is a capability: a caller who presents a valid one may read the image.
-Nobody can guess it from an image's id, or make it without the key.  The store
+It cannot be guessed from an image's id, or made without the key.  The store
 treats a location with a wrong mac exactly like that of an image that does not
-exist.  Somebody who has seen another project's location must not be able to
+exist.  A user who has seen another project's location must not be able to
 delete the image.  So each image records the project that stored it, and only
 that project, or an administrator, may delete it.  If Glance shows locations to
-nobody, the store deletes for everybody whom Glance lets delete: an image that
+no user, the store deletes for all whom Glance lets delete: an image that
 an administrator has uploaded or copied for a project belongs to the project.
 
 Processes and threads
@@ -68,7 +68,7 @@ LOG = logging.getLogger(__name__)
 #: and the most uploads that write into it at the same instant.
 STORAGE_THREADS = 32
 
-#: What tells Glance that storage did not answer in time. Without an exception
+#: The exception that reports a time-out to Glance. Without an exception
 #: for that in glance_store, Glance answers these with 503 for an upload, and
 #: with 409 for a deletion.
 UPLOAD_TIMED_OUT = getattr(
@@ -123,7 +123,7 @@ class Download:
     :param offset: the first byte
     :param length: how many bytes; they must be within the image
     :param limit: how long the storage may take for each piece
-    :param daemon: the daemon to ask first; None: read directly
+    :param daemon: the daemon to try first; None: read directly
     :param span: ends with the download
 
     :ivar length: how many bytes it has
@@ -440,9 +440,9 @@ class Store(driver.Store):
         :raises RepositoryError, Expired: the repository's keys cannot be read
         :raises glance_store.exceptions.NotFound: the location is another
             repository's or a backup's, or this repository did not make it.
-            This is not Forbidden: that would tell a guesser which images
-            exist, and would keep Glance from deleting an image to which
-            somebody attached a false location.
+            This is not Forbidden: that would show a guesser which images
+                exist, and would keep Glance from deleting an image to which
+                a user attached a false location.
         """
         opened = self._opened()
         parts = loc.store_location
@@ -619,11 +619,11 @@ class Store(driver.Store):
         return stat
 
     def _locations_are_shown(self) -> bool:
-        """Return whether somebody may have got another project's location.
+        """Return whether a user may have got another project's location.
 
-        Glance tells the store who deletes, but not who owns the image.  So the
-        store cannot tell a thief from an owner for whom an administrator has
-        stored the image.  If nobody can see locations, there are no thieves.
+        The store gets the deleting user from Glance, but not the owner.  So it
+        cannot know a thief from an owner for whom an administrator has
+        stored the image.  If no user can see locations, there are no thieves.
         """
         try:
             return bool(self.conf.show_multiple_locations

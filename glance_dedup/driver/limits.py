@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Limits on what projects store.
+"""Limits on the bytes that projects store.
 
 An upload knows of all images that were committed before, by any process on any
 host (:mod:`~glance_dedup.repository.usage`). What uploads write is reserved
@@ -10,7 +10,7 @@ commits never exceed its limit, however many uploads run at once. What an
 upload leaves on the disk that is refused or broken off counts until it is
 collected. An image that shares such blocks is charged for them.
 
-If it is not known what a project has stored, its uploads are not refused.
+If a project's usage is not known, its uploads are not refused.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ LOG = logging.getLogger(__name__)
 
 #: The most bytes that an upload reserves before it writes them.
 MAX_AHEAD = 256 << 20
-# It reserves this part of what is left, so that others can write, too. If that
-# is less than _MIN_AHEAD bytes, it looks after each piece.
+# It reserves this part of the rest, so that others can write, too. If that
+# is less than _MIN_AHEAD bytes, it checks after each piece.
 _AHEAD_PART = 16
 _MIN_AHEAD = 16 << 20
 
@@ -37,7 +37,7 @@ class OverLimit(exceptions.RepositoryError):
 
 
 class Limits(usage.Usage):
-    """The limits of all projects, and what these have stored. Thread-safe.
+    """The limits of all projects, and their usage. Thread-safe.
 
     :param default_mib: the limit of each project; 0: none
     :param of_projects_mib: other limits, by the project's id
@@ -89,7 +89,7 @@ class Transaction:
     def write(self, data: bytes | memoryview) -> int:
         """As that of the transaction.
 
-        :raises OverLimit: what was written so far is over the limit
+        :raises OverLimit: the bytes written so far are over the limit
         """
         length = self._transaction.write(data)
         self._unseen += length
@@ -103,7 +103,7 @@ class Transaction:
     def commit(self) -> openimages.ImageStat:
         """As that of the transaction.
 
-        :raises OverLimit: what was written is over the limit
+        :raises OverLimit: the bytes written are over the limit
         """
         stored, found = self._transaction.measure()
         with reservations.locked(self._repository.path):
@@ -139,7 +139,7 @@ class Transaction:
         return self._reservation
 
     def _reserve(self, own: reservations.Reservation, size: int) -> None:
-        """Reserve bytes for what was written, and some ahead.
+        """Reserve bytes for the written pieces, and some ahead.
 
         REQUIRES: the lock of reservations.
         """
@@ -158,7 +158,7 @@ class Transaction:
                  'uploads take %d until they are collected, and image %s '
                  'takes %d or more', self._project, limit, stored,
                  own.others(), self._transaction.image_id, size)
-        # How much is stored is not for users: it tells what was there before.
+        # Usage is not for users: it shows what was there before.
         raise OverLimit(
             f'project {self._project} may store {limit} MiB in this store, '
             f'after deduplication and compression, and image '

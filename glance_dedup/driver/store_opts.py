@@ -2,7 +2,7 @@
 
 """Every option of the store, for glance-api.conf.
 
-The options stand in the group of a store that ``enabled_backends`` gives the
+The options are in the group of a store that ``enabled_backends`` gives the
 type ``dedup``, or in ``[backend_defaults]`` for all such stores at once.
 """
 

@@ -17,12 +17,12 @@ at most ``(DEPTH + 1) * PIECE`` bytes of image data, 20 MiB.
 
 A request's body comes in short reads.  These are put together in buffers.  A
 buffer is used again when every sink is done with its piece.  Long reads are
-passed on as they are.  So a sink must copy what it keeps.
+passed on as they are.  So a sink must copy the bytes that it keeps.
 
 Glance inspects the bytes as they are read, to see which format they have and
 whether they are safe.  Its inspector, of oslo.utils, follows one reference
-with each read.  The region table of a VHDX image, which ends at 256 KiB, says
-where the metadata begin, and these say where the virtual size is.  So the read
+with each read.  The region table of a VHDX image ends at 256 KiB; it locates
+the metadata, and these locate the virtual size.  So the read
 after the one with the region table's end must not begin behind the virtual
 size: otherwise the inspector never sees it, and Glance refuses the image.  The
 format puts it at least 64 KiB behind a multiple of 1 MiB other than 0.
@@ -179,7 +179,7 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
             transaction.abort()
             if commit is not None and not commit.cancelled():
                 # A commit may fail, or be given up, after the image came to
-                # exist.  The client was told that the upload failed.
+                # exist.  The client got a failure of the upload.
                 with contextlib.suppress(exceptions.ImageNotFound):
                     repository.delete(image_id, transaction.upload_id)
         except Exception:

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What hosts that share a directory can do there together, tried."""
+"""The trial of a shared directory: its properties on several hosts."""

@@ -3,13 +3,13 @@
 """Hosts that meet in a shared directory, and speak by files there.
 
 Since it is such files that are on trial, a message has a name of its own,
-which no host asks for before a listing has shown it, is made whole and closed
+which no host looks up before a listing has shown it, is made whole and closed
 before it gets this name, and is read until it is whole. A host that opened it
 earlier could see an empty file until its cache of attributes ends, and miss
-what is tried meanwhile.
+the step under trial meanwhile.
 
-A wait for another host has a limit, and ends with a sentence that says which
-host was waited for.
+A wait for another host has a limit, and ends with a sentence that names
+the missing host.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,7 @@ class Mailbox:
         self.unlink(told)
 
     def _all_see(self, alive: dict[str, Member]) -> bool:
-        """Whether all of them have seen all of them; learns their names."""
+        """Return whether all members see each other; note their names."""
         agree = set()
         names = self._list('here.') + self._list('met.')
         for name in names:
@@ -153,10 +153,10 @@ class Mailbox:
 
     def receive(self, what: str, members: list[Member] | None = None
                 ) -> dict[str, Any]:
-        """What others say, by their tokens, once all of them have.
+        """Return the others' messages by token, once all have sent one.
 
-        :param members: whom to wait for; None: all others
-        :raises BusyError: one of them said nothing within the limit
+        :param members: the members to wait for; None: all others
+        :raises BusyError: one of them sent nothing within the limit
         """
         members = self.others if members is None else members
         waited = {f'{what}.{m.token}': m for m in members}
@@ -186,13 +186,13 @@ class Mailbox:
                 os.unlink(path)
 
     def is_first(self) -> bool:
-        """Return whether this host does what one has to do for all."""
+        """Return whether this host acts for all."""
         return all(self.me.token < m.token for m in self.others)
 
     # -- steps --------------------------------------------------------------
 
     def signal(self, actor: Member, what: str, message: Any = True) -> Any:
-        """Say something, as the actor, or wait for what the actor says.
+        """Send a message, as the actor, or wait for the actor's message.
 
         :param message: anything but None
         :returns: the actor's message, on all hosts
@@ -234,12 +234,12 @@ class Mailbox:
         return path
 
     def said(self, actor: Member, what: str) -> bool:
-        """Return whether the actor has said it by now."""
+        """Return whether the actor has sent it by now."""
         return f'{self.step}-{what}.{actor.token}' in self._list(
             f'{self.step}-{what}.')
 
     def clean(self) -> None:
-        """Remove what was made.
+        """Remove the files of this trial.
 
         Once the trial is over, the first host does this for all; until then
         each host does it for itself.

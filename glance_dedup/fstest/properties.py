@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How each property is tried: one function for each.
+"""The trials of the properties: one function for each.
 
 All hosts call the same functions in the same order. In each, one host acts
-while the others observe; their steps are kept together by what they say.
+while the others observe; their messages keep their steps together.
 """
 
 from collections.abc import Callable
@@ -38,15 +38,15 @@ LINKS_OF_ONE = 10
 RENAMES = 30
 #: Seconds for which each host overwrites a file.
 WATCHED = 10.0
-#: Of a database, each time that it is added to.
+#: Of a database, each time that rows are added.
 ENTRIES = 1000
 #: Each look finds a file that is gone only if it was replaced once more.
 _MAX_SCANS = 10
 
 # A byte beyond 4 GiB, as those of the groups' shared locks are.
 _FAR = (1 << 32) + 5
-# It asks for its lock again, as who enters a group does (N6.1): ceph-fuse 16
-# then keeps the lock of such a byte when its holder is killed.
+# It takes its lock again, like a process that enters a group (N6.1): ceph-fuse
+# 16 then keeps the lock of such a byte when its holder is killed.
 _HOLDER = """
 import fcntl, os, struct, sys, time
 fd = os.open(sys.argv[1], os.O_RDWR)
@@ -56,7 +56,7 @@ for _ in range(2):
 os.write(1, b'held\\n')
 time.sleep(3600)
 """
-# It says when it has begun.
+# It sends a line when it has begun.
 _READER = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -82,7 +82,7 @@ def owner(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
         uid = os.stat(os.path.join(
             mailbox.place, f'{mailbox.step}-clock.{actor.token}')).st_uid
     except FileNotFoundError:
-        return      # it has ended since; the next step says so
+        return      # it has ended since; the next step reports it
     findings.find('owner', uid == told['uid'] == os.geteuid(), None,
                   f'{actor.host} writes as uid {told["uid"]}, its file is '
                   f'of {uid}, and this process is {os.geteuid()}')
@@ -207,10 +207,10 @@ def rename(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
 
 
 def _open_as_the_store_does(path: str) -> int | None:
-    """Ask anew for a name that is missing, or whose file is gone by then.
+    """Look up a name again if it is missing, or its file is gone by then.
 
-    A client may have found the file just before it was replaced, and ask the
-    server for that very file (the engine's `gd_open`). None: it stays missing.
+    A client may have found the file just before it was replaced, and request
+    that very file (the engine's `gd_open`). None: it stays missing.
     """
     for look in range(_MAX_SCANS):
         try:
@@ -489,7 +489,7 @@ def database(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
 
 
 def _use_database(path: str, done: int) -> bool:
-    """Add to a database; return whether what was added before is there.
+    """Add to a database; return whether the earlier rows are there.
 
     :param done: how often this was done before
     """
@@ -563,7 +563,7 @@ def link(mailbox: Mailbox, findings: Findings, members: list[Member]) -> None:
     mailbox.made += paths
     for path in own:
         files.make(path, b'')
-    # A host that remembers that they are missing must still ask the server.
+    # A host that remembers that they are missing must still send a request.
     for path in paths:
         os.path.exists(path)
     mailbox.send(f'{mailbox.step}-ready', True)

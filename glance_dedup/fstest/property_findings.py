@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The properties that are tried, and what was found out about each."""
+"""The properties under trial, and the findings on each."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ LIMITED = trialrecord.LIMITED
 UNFIT = trialrecord.UNFIT
 _ORDER = (FINE, LIMITED, UNFIT)
 
-#: By property: the title, and what it means if it is not fine.
+#: By property: the title, and the consequence if it is not fine.
 PROPERTIES = {
     'owner': (
         'a file belongs to the same user',
@@ -86,11 +86,11 @@ _LIMITED_ONLY = {'rename', 'new-names', 'close-to-open', 'pages', 'unlinked',
 
 @dataclasses.dataclass
 class Finding:
-    """What was found out about one property, over all hosts.
+    """Findings on one property, over all hosts.
 
     :ivar key: of :data:`PROPERTIES`
-    :ivar seconds: how long a change took to be seen; None: nobody waited
-    :ivar detail: what was seen that is not fine
+    :ivar seconds: time until a change was seen; None: no host waited
+    :ivar detail: the observation that is not fine
     """
 
     key: str
@@ -105,12 +105,12 @@ class Finding:
 
     @property
     def meaning(self) -> str:
-        """The consequence, and what to do; empty if the verdict is fine."""
+        """Return the consequence and the remedy; '' if the verdict is fine."""
         return '' if self.verdict == FINE else PROPERTIES[self.key][1]
 
 
 class Findings:
-    """The findings of this host, then those of all.
+    """Return the findings of this host, then those of all.
 
     :ivar by_key: a finding for each property, in the order of the table
     """
@@ -120,7 +120,7 @@ class Findings:
 
     def find(self, key: str, good: bool, seconds: float | None = None,
              detail: str = '') -> None:
-        """Take in what this host found out."""
+        """Take in the findings of this host."""
         self.add(key, FINE if good else LIMITED if key in _LIMITED_ONLY
                  else UNFIT, seconds, detail)
 

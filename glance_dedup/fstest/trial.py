@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One trial: hosts meet, try each property, and compare what they found.
+"""One trial: hosts meet, try each property, and compare their findings.
 
 Each host runs :class:`Trial` on the same repository at the same time. They
 meet in ``locks/trial``. For each property every host acts once, while the
-others observe. Each host removes what it made, also when it is interrupted.
+others observe. Each host removes its files, also when it is interrupted.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ class Trial:
     def _compare(self) -> None:
         """Put all hosts' findings together; the first host keeps them.
 
-        It does so before it says what it found. So when another host knows all
+        It does so before it sends its findings. So when another host has all
         findings, they are kept.
         """
         mailbox = self._meeting

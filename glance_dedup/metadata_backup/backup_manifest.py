@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The manifest of a snapshot: what a directory needs to be made again.
+"""The manifest of a snapshot: the objects from which to restore a directory.
 
 It is a sequence of lines, each in JSON, compressed as one frame of zstd:
 
@@ -13,12 +13,12 @@ It is a sequence of lines, each in JSON, compressed as one frame of zstd:
 * the foot: how many lines of each kind there are, the SHA-256 of these lines,
   that of all lines before the foot, and the HMAC-SHA-256 of the latter digest.
 
-The owner of a line is whose object it is
+The owner of a line is the owner of its object
 (:mod:`glance_dedup.repository.prefix_owners`). The digest is the SHA-256 of a
-recipe's object, or of what lies in front of a group's segments. A manifest is
-*whole* if every line is as it should be, both digests agree, and a key of the
-repository made the HMAC. The object store never gets the key, so no other
-than the repository can make a whole manifest, nor change what one names.
+recipe's object, or of the bytes in front of a group's segments. A manifest is
+*whole* if every line is well-formed, both digests agree, and a key of the
+repository made the HMAC. The object store never gets the key, so only
+the repository can make a whole manifest, or change the objects that one names.
 Nothing in it is trusted before.
 Writers and readers need a bounded amount of memory, whatever the number of
 lines.
@@ -62,13 +62,13 @@ _LINE = 1 << 17
 #: The most bytes of a manifest's object, and of the window of its frame.
 _MAX_BYTES, _WINDOW = 1 << 33, 1 << 23
 _LEVEL = 3
-#: Bytes that one GET asks for.
+#: Bytes that one GET requests.
 _PIECE = 8 << 20
 _MAX_GROUPS = 1 << 25
 _MAX_LENGTH = 1 << 32
 _PAGE = 4096
 _DIGEST = re.compile('[0-9a-f]{64}')
-#: How often a store is asked for what must be there.
+#: Number of requests for an object that must be there.
 _TRIES = 4
 
 _Result = TypeVar('_Result')
@@ -114,7 +114,7 @@ class Recipe(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What a manifest begins with."""
+    """Start of a manifest."""
 
     owner: str
     number: int
@@ -135,7 +135,7 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class Foot:
-    """What a manifest ends with."""
+    """End of a manifest."""
 
     groups: int
     recipes: int
@@ -459,9 +459,9 @@ def newest_whole(store: object_store.ObjectStore, owner: str,
 def patiently(work: Callable[[], _Result]) -> _Result:
     """Do some work that needs an object which must be there.
 
-    A store that says that there is none is asked again, since it may lag.
+    An object that the store lacks is requested again, since it may lag.
 
-    :raises ObjectNotFound: it said so each time
+    :raises ObjectNotFound: the store lacked it each time
     """
     for tried in range(_TRIES - 1):
         try:

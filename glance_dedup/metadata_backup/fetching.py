@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fetches what a snapshot names: the files of cold groups, and recipes.
+"""Fetches the files that a snapshot names: of cold groups, and recipes.
 
 A file that is fetched is compared with the digest in the manifest, written
 under another name, synced and renamed. So each that is there is whole. Safe
@@ -87,7 +87,7 @@ class Fetcher:
         """Fetch the file of a cold group, unless it is there.
 
         :returns: bytes that were fetched
-        :raises LostError: says what is wrong
+        :raises LostError: with the problem in words
         :raises UnavailableError, NoSpaceError, StorageError: as their names
             say
         """
@@ -124,7 +124,7 @@ class Fetcher:
 
         :param group: its digest is not read
         :raises DamagedError: the object is another one
-        :raises ObjectNotFound: it is not there, though it was asked for often
+        :raises ObjectNotFound: it is not there, after repeated requests
         :raises UnavailableError, StorageError: as their names say
         """
         path = os.path.join(self._path, 'groups', f'{group.number:08x}')
@@ -155,9 +155,9 @@ class Fetcher:
             return False
 
     def _whole(self, group: backup_manifest.Group) -> bytes:
-        """Return what is in front of the segments of an object, verified.
+        """Return the verified bytes in front of the segments of an object.
 
-        :raises ValueError: it is not what the manifest names
+        :raises ValueError: it is not the one in the manifest
         """
         if self._store.size(group.key) != group.length:
             raise ValueError(f'has not the {group.length} bytes that it had')
@@ -168,7 +168,7 @@ class Fetcher:
         return content
 
     def _begin(self, group: backup_manifest.Group) -> bytes:
-        """What is in front of the segments of an object.
+        """Return the bytes in front of the segments of an object.
 
         :raises ValueError: it is another group's
         """

@@ -10,7 +10,7 @@
 =========================================  ====================================
 
 A recipe is written once, under a transaction id that no other has. So its
-object needs no other id, and an interrupted snapshot finds what it had sent.
+object needs no other id, and an interrupted snapshot finds its objects.
 """
 
 import re
@@ -62,7 +62,7 @@ def of_recipe(owner: str, image_id: str, transaction_id: str) -> str:
 
 
 def parse(owner: str, key: str) -> Manifest | Group | Recipe | None:
-    """What a key of an owner means; None: no program of ours made it."""
+    """Return the meaning of an owner's key; None: it is not of our making."""
     rest = key.removeprefix(f'{owner}/')
     if rest == key:
         return None

@@ -6,8 +6,8 @@ The directory is no repository before the last step, so a restoring that was
 killed leaves nothing that looks whole. Another one in the same directory
 begins again, and fetches only those groups that are not there.
 
-What the object store does not give now ends the restoring. What it says that
-it does not have, several times, is lost: a group with all images that need
+If the object store gives no object now, the restoring ends. If the store
+lacks an object several times, it is lost: a group with all images that need
 it, or a recipe with its image.
 """
 
@@ -49,7 +49,7 @@ _Line = TypeVar('_Line', backup_manifest.Group, backup_manifest.Recipe)
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What can be restored."""
+    """Contents of a snapshot, as far as they can be restored."""
 
     owner: str
     """Whose snapshot it is."""
@@ -61,7 +61,7 @@ class Found:
 
 @dataclasses.dataclass
 class Result:
-    """What was restored."""
+    """Result of a restoring."""
 
     repository_id: str
     owner: str
@@ -84,7 +84,7 @@ class Result:
     """Ids of volumes. Their journals are in no snapshot."""
 
 
-# -- what there is ------------------------------------------------------------
+# -- snapshots ----------------------------------------------------------------
 
 def look(store: object_store.ObjectStore,
          signing_keys: signingkeys.Keys | None, owner: str | None = None,
@@ -297,13 +297,13 @@ class _Restoring:
                              head.number, head.taken)
 
     def close(self) -> None:
-        """Give up what is under way, and close the directory's files."""
+        """Give up fetches under way, and close the directory's files."""
         self._pool.shutdown(cancel_futures=True)
         self._engine.close()
         self._handle.close()
 
     def run(self) -> None:
-        """Restore all that can be."""
+        """Restore all files that can be."""
         self._restore_groups()
         self._remove_others()
         self._restore_images()
@@ -321,7 +321,7 @@ class _Restoring:
 
     def _fetch_all(self, work: Callable[[_Line], int], lines: Iterator[_Line],
                    total: int, what: str) -> Iterator[tuple[_Line, str]]:
-        """Fetch several at a time; each with what went wrong, or ''."""
+        """Fetch several at a time; yield each with its error, or ''."""
         waiting: collections.deque[tuple[_Line, futures.Future[int]]] = (
             collections.deque())
         done = 0
@@ -355,7 +355,7 @@ class _Restoring:
                 again.append(group)
             else:
                 self._groups.add(group.number)
-        # What lags may be there now.
+        # A lagging store may have it now.
         for group, error in self._fetch_all(
                 self._fetcher.group, iter(again), len(again),
                 'fetching groups once more'):
@@ -400,7 +400,7 @@ class _Restoring:
         self.result.lost_volumes = sorted(volumes)
 
     def _missing(self, recipe: backup_manifest.Recipe) -> str:
-        """What an image needs, and is not there; or ''."""
+        """Return what an image needs and is missing; or ''."""
         try:
             with contextlib.closing(self._engine.open_recipe(
                     recipe.image_id)) as found:
