@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How much space images would take if they were stored: :func:`estimate`.
+"""The space that images would take if they were stored: :func:`estimate`.
 
 The estimate cuts files as storing would cut them, keeps the fingerprints of a
 sample of blocks that is as large as memory allows, and compresses new blocks.
 It stores nothing (``replication.rst``, "Moving in and out"). It adds the
-metadata of a repository with these blocks, so that the sum is what ``du`` will
-say.
+metadata of a repository with these blocks, so that the sum is the result of
+``du``.
 
 Files are only read. If the file system can, they are read past the page cache,
 so that a production host keeps its cache. Otherwise the pages that were read
@@ -44,7 +44,7 @@ _PAGE = 4096
 _MAX_BLOCK = 65536
 _EXTENTS_IN_PAGE = 102
 # Bytes of the catalog for each block: its record in the exact index, its
-# count, and what LevelDB adds.
+# count, and LevelDB's own bytes.
 _CATALOG = 20
 
 
@@ -83,12 +83,12 @@ class Result:
 
     @property
     def on_disk(self) -> int:
-        """What a repository takes after the uploads."""
+        """Bytes of a repository after the uploads."""
         return self.stored + self.metadata
 
     @property
     def on_disk_recompressed(self) -> int:
-        """What a repository takes after recompression."""
+        """Bytes of a repository after recompression."""
         return self.recompressed + self.metadata
 
 
@@ -257,7 +257,7 @@ class _File:
     @staticmethod
     def _open(path: str) -> int:
         try:
-            # Reading leaves no trace. Only the file's owner may ask for this.
+            # Reading leaves no trace. Only the file's owner may request this.
             fd = access.open_file(path, os.O_RDONLY | os.O_NOATIME)
         except PermissionError:
             fd = access.open_file(path, os.O_RDONLY)
@@ -291,11 +291,11 @@ class _File:
         try:
             return os.lseek(self.fd, offset, os.SEEK_DATA)
         except OSError as e:
-            # Only a hole follows; or the file system does not tell.
+            # Only a hole follows; or the file system does not show any.
             return self.size if e.errno == errno.ENXIO else offset
 
     def read(self, offset: int) -> memoryview:
-        """The next PIECE bytes, or all that are left.
+        """Return the next PIECE bytes, or all that are left.
 
         They stay valid until the next call but one.
         """

@@ -29,11 +29,11 @@ IMPORTED, PRESENT, PLANNED, LEFT_OUT, FAILED = (
 
 
 class Differs(exceptions.DamagedError):
-    """An image's bytes are not those that are recorded or stored."""
+    """An image's bytes are not the recorded or stored ones."""
 
 
 class _LeftOut(Exception):
-    """The file is not to be imported; says why."""
+    """The file is not to be imported, for the reason in the message."""
 
 
 @dataclasses.dataclass

@@ -79,7 +79,7 @@ def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
              store: str | None, youngest: float) -> str | None:
     """Why an orphan must not be deleted; None if it may be.
 
-    This asks each Glance for the image once more.
+    This requests the image from each Glance once more.
 
     :param youngest: seconds since 1970: images stored later stay
     """

@@ -3,7 +3,7 @@
 """Giving an image of the repository a record in Glance: :func:`register`.
 
 The image's bytes are hashed, then the record is made, then it gets the
-location. Each step finds what an interrupted run has done.
+location. Each step finds the results of an interrupted run.
 
 A task of Glance's that takes the location, and fails, deletes the data there.
 So a copy of the image is kept until the task has ended, even if this process
@@ -33,7 +33,7 @@ _COPIES = uuid.UUID('6f3d1f0a-6c43-5b0e-9a2f-1d7c5be0a948')
 
 
 class NotRegistered(Exception):
-    """Why Glance gets no record of an image, and what to do instead."""
+    """Glance gets no record of an image; the message has why, and a remedy."""
 
 
 def copy_backup(repository: image_repository.Repository, backup_id: str,
@@ -143,7 +143,7 @@ def _create(glance: glance_api.Glance,
 
 def restore(repository: image_repository.Repository,
             glance: glance_api.Glance, image_id: str) -> None:
-    """End what a run of :func:`register` has left that was killed.
+    """End the remains of a killed run of :func:`register`.
 
     Its copy replaces the image if that is gone, and is removed, but not before
     the task has ended that the run may have begun.

@@ -49,7 +49,7 @@ class Signer:
 
         :returns: SIGNED: it had one, and none that is to go; ADDED; or
             REMOVED, which may come with an addition
-        :raises NotSigned: the image is not the one that Glance means
+        :raises NotSigned: the image is not the one of Glance's record
         :raises GlanceError: Glance refused something, or did not answer
         :raises RepositoryError: as its name says
         """
@@ -80,7 +80,7 @@ class Signer:
     def _require_same(self, image: glance_api.Image,
                       stat: openimages.ImageStat,
                       ours: list[locations.Parts]) -> None:
-        """Refuse to sign for who only knows an image's id.
+        """Refuse to sign for a caller who only knows an image's id.
 
         A user may have attached a false location to an image of their own.
         """

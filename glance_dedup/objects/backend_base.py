@@ -29,7 +29,7 @@ class ObjectNotFound(exceptions.UnavailableError):
 
 
 class RefusedError(exceptions.UnavailableError):
-    """The object store refuses the credentials, or what they may do."""
+    """The object store refuses the credentials, or the request under them."""
 
 
 def pieces(answer: Any) -> Pieces:
@@ -60,8 +60,8 @@ class Backend(abc.ABC):
     def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
         """Store an object.
 
-        :param file: read from where it stands to its end
-        :param md5: of the object. The server compares it with what it got
+        :param file: read from its present offset to its end
+        :param md5: of the object. The server compares the bytes with it
         """
 
     @abc.abstractmethod

@@ -59,7 +59,7 @@ def _check(path: str, status: os.stat_result) -> None:
 
 
 def options(path: str, content: bytes) -> 'cfg.ConfigOpts':
-    """Options that have what a file of credentials says.
+    """Options that have the values of a file of credentials.
 
     :param path: of the file, for messages
     :raises AccessDenied: it is no file of oslo.config

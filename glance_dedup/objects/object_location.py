@@ -26,7 +26,7 @@ _REGION = re.compile(r'[A-Za-z0-9_.-]{1,64}')
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """A bucket or container, and what all keys in it begin with."""
+    """A bucket or container, and the prefix of all keys in it."""
 
     kind: str
     """'s3' or 'swift'."""
@@ -56,7 +56,7 @@ def parse(url: str, endpoint: str = '', region: str = '', ca_file: str = ''
     """The location that a user named.
 
     :param url: ``s3://BUCKET/PREFIX`` or ``swift://CONTAINER/PREFIX``
-    :raises InvalidParameter: says which part is wrong, and how
+    :raises InvalidParameter: names the part that is wrong, and how
     """
     kind, separator, rest = url.partition('://')
     container, slash, prefix = rest.partition('/')

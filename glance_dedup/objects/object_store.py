@@ -4,7 +4,7 @@
 
 It keeps objects that are written once, under keys that were never used before.
 It is not trusted: an object that was sent is verified by the server's digest
-and by its length, and the reader of a range verifies what is in it.
+and by its length, and the reader of a range verifies its bytes.
 
 A request that fails is repeated a few times, since servers of object stores
 are often busy. A server that sends nothing, or too slowly, or too much, fails
@@ -69,7 +69,7 @@ class ObjectStore(closing.Closing):
 
     Each method raises UnavailableError if the server does not answer, or not
     as it should; the message names the location and the object. Its subclasses
-    :class:`ObjectNotFound` and :class:`RefusedError` say more.
+    :class:`ObjectNotFound` and :class:`RefusedError` are more precise.
     """
 
     def __init__(self, location: object_location.Location,
@@ -151,7 +151,7 @@ class ObjectStore(closing.Closing):
     def keys(self, prefix: str) -> list[tuple[str, int]]:
         """The keys that begin with a prefix, and their sizes.
 
-        A server may leave out what was stored or deleted lately.
+        A server may leave out objects stored or deleted lately.
         """
         def ask(backend: backend_base.Backend) -> list[tuple[str, int]]:
             self._count(others=1)
@@ -278,7 +278,7 @@ def _require_time(deadline: float) -> None:
 class _Timed:
     """A file that is to be sent within a time.
 
-    It has what the libraries use of a file, and no more than `length` bytes.
+    It has the methods that the libraries use, and no more than `length` bytes.
     """
 
     def __init__(self, file: BinaryIO, length: int) -> None:

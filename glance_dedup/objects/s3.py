@@ -106,8 +106,8 @@ class S3(backend_base.Backend):
                 return self._client.head_object(
                     Bucket=self._bucket, Key=key)['ContentLength']
         except backend_base.RefusedError:
-            # An answer to HEAD has no body, which would say why. That to GET
-            # has one.
+            # An answer to HEAD has no body, which would give the reason. That
+            # to GET has one.
             with _errors():
                 self._client.get_object(Bucket=self._bucket, Key=key,
                                         Range='bytes=0-0')['Body'].close()
@@ -131,10 +131,10 @@ class S3(backend_base.Backend):
 
 @functools.cache
 def _loader() -> loaders.Loader:
-    """Return what reads botocore's description of S3 from its files.
+    """Return a loader of botocore's description of S3.
 
-    It remembers what it has read: a quarter of a second of a processor that
-    the second client of a process saves.
+    It remembers the files that it has read, which saves the second client of a
+    process a quarter of a second of a processor.
     """
     return loaders.Loader([loaders.Loader.BUILTIN_DATA_PATH],
                           include_default_search_paths=False)

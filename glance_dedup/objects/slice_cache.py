@@ -4,16 +4,16 @@
 
 The engine reads a cold group out of *slices*: ranges of its object, 1 MiB long
 and aligned to that, each in a file of its own, ``<object id>/<slice>``. A file
-appears whole, by a rename, and eviction removes it; who has it open reads on.
-What is in it is verified by who reads it, so nothing here is synced.
+appears whole, by a rename, and eviction removes it; an open file
+stays readable. Readers verify the bytes, so nothing here is synced.
 
-Several processes may use one directory. They ask the host's dedupd for slices,
+Several processes may use one directory. They request slices from dedupd,
 so that one request to the object store serves all of them. A process for which
 no daemon answers makes the requests itself; two such processes that want the
 same slice at once both write it, and the second file takes the first one's
-place. In one process one request serves all that wait for it.
+place. In one process one request serves all threads that wait for it.
 
-Slices that somebody waits for come before those that were only announced.
+Slices that a reader waits for come before those that were only announced.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,10 @@ PARALLEL = 8
 #: announcements have no effect.
 ANNOUNCED = 64
 
-# Of the cache's budget, what announced slices may take: they must not be
+# Part of the cache's budget for announced slices: they must not be
 # evicted before they are read.
 _AHEAD = 4
-# Slices that dedupd was told of last, and is not told of once more: a slice
+# Slices last announced to dedupd, which are not announced again: a slice
 # has several segments, which are read one after the other.
 _TOLD = 16
 # Seconds: longer than any request takes.
@@ -126,7 +126,7 @@ class Slices(closing.Closing):
         :param directory: for slices of one repository; it is there
         :param connect: called once, when the first slice is needed
         :param file_mode: of the slices' files
-        :param ask: asks dedupd. None: this is dedupd
+        :param ask: requests slices from dedupd. None: this is dedupd
         :param memory: a directory on a tmpfs, for the slices that are being
             read while the disk is full; None: there is none
         """
@@ -139,13 +139,13 @@ class Slices(closing.Closing):
         self._source: Source | None = None
         # Under which owner an object was found, if it is not the first one.
         self._owners: dict[bytes, str] = {}
-        self._lock = threading.Lock()   # guards all that follows
+        self._lock = threading.Lock()   # guards all fields below
         self._requests: dict[Wanted, futures.Future[None]] = {}
-        # Those of the requests that have not begun, in their order: the ones
-        # for which somebody waits, and the others.
+        # Requests that have not begun, in their order: the ones with a waiting
+        # reader, and the others.
         self._awaited: dict[Wanted, None] = {}
         self._announced: dict[Wanted, None] = {}
-        # What dedupd was told that it will be needed, oldest first.
+        # Slices that were announced to dedupd, oldest first.
         self._told: dict[Wanted, None] = {}
         self._asked = self._unavailable = 0
         self._pool = thread_pool.Workers('slices', PARALLEL)
@@ -153,7 +153,7 @@ class Slices(closing.Closing):
                                                                1))
 
     def prepare(self) -> None:
-        """Do what the first request would have to wait for.
+        """Do the work that the first request would have to wait for.
 
         It loads the libraries, which takes a second, counts the slices, and
         sends nothing. An error comes again when a slice is needed.
@@ -166,7 +166,7 @@ class Slices(closing.Closing):
 
     def fetch(self, group: int, object_id: bytes, length: int, first: int,
               count: int, patience: float = 0.0) -> None:
-        """Bring slices, except those that are there; waits for all.
+        """Fetch the missing ones of some slices; wait for all.
 
         :param length: of the object
         :param patience: how many seconds to wait at most; 0: as long as it
@@ -207,16 +207,16 @@ class Slices(closing.Closing):
 
     def missing(self, group: int, object_id: bytes, length: int, first: int,
                 count: int) -> list[Wanted]:
-        """Those of some slices of an object that are not there."""
+        """Return the missing ones of some slices of an object."""
         end = min(first + count, -(-length // SLICE))
         return [Wanted(group, object_id, length, number)
                 for number in range(first, end)
                 if not self._files.is_there(object_id, number)]
 
     def forget(self, object_id: bytes, first: int, count: int) -> set[int]:
-        """Remove slices: who reads them next has them fetched again.
+        """Remove slices: their next readers have them fetched again.
 
-        :returns: those that were there
+        :returns: the ones that were there
         """
         return {number for number in range(first, first + count)
                 if self._files.remove(object_id, number)}
@@ -229,7 +229,7 @@ class Slices(closing.Closing):
             return False
         first, last = wanted[0], wanted[-1]
         with self._lock:
-            # Those that dedupd was told of are counted.
+            # The announced ones are counted.
             new = sum(one not in self._told for one in wanted) if wait else (
                 len(wanted))
             for one in wanted if wait else ():
@@ -252,7 +252,7 @@ class Slices(closing.Closing):
     # -- requests --
 
     def request(self, wanted: Iterable[Wanted]) -> list[futures.Future[None]]:
-        """Have slices brought for somebody who waits; returns at once.
+        """Have slices fetched for a waiting reader; return at once.
 
         The results raise what :meth:`fetch` does.
         """

@@ -2,8 +2,8 @@
 
 """The files of slices: written whole, and the oldest ones removed.
 
-Several processes may use one directory. What is in a file is verified by who
-reads it, so nothing here is synced.
+Several processes may use one directory. Readers verify the bytes of a file, so
+nothing here is synced.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 
-#: What stays at least of the slices on a full disk, bytes: those that are on
+#: Least bytes of slices that stay on a full disk: slices that are on
 #: their way to readers.
 MIN_SIZE = 8 << 20
 #: Bytes of the slices in memory, while the disk has no room for any.
@@ -115,7 +115,7 @@ class SliceFiles:
         """Write a slice into memory, or in the place of others on the disk.
 
         If the disk has more slices than the memory has room for, half of them
-        go, since what is read now needs the room more.
+        go, since the slices in use now need the room more.
         """
         ways = [self._replace_others, self._put_into_memory]
         if sum(size for _, size, _ in self._all()) <= MAX_MEMORY:
@@ -149,8 +149,8 @@ class SliceFiles:
         path = self._path(object_id, number)
         with files.os_errors(f'cannot write {path}', exceptions.StorageError):
             for _ in range(_TRIES - 1):
-                # Whoever evicts removes empty directories, and what is not
-                # renamed yet.
+                # A process that evicts removes empty directories, and files
+                # that are not renamed yet.
                 with contextlib.suppress(FileNotFoundError):
                     return self._write_once(path, content)
             self._write_once(path, content)
@@ -171,7 +171,7 @@ class SliceFiles:
             raise
 
     def _make_room(self, more: int, budget: int) -> None:
-        """Evict what was used longest ago, if there is too much.
+        """Evict the slices used longest ago, if there are too many.
 
         Reading does not change a file: the time of its last access may be a
         day old. But a slice that is read often is fetched again soon.
@@ -215,7 +215,7 @@ class SliceFiles:
         return status.f_bavail * status.f_frsize
 
     def _all(self) -> Iterator[tuple[float, int, str]]:
-        """Of each slice, and of what killed processes left: time, size, path.
+        """Yield time, size and path of each slice, and of killed writes.
 
         Empty directories of objects are removed.
         """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Swift, by python-swiftclient, with what keystoneauth logs in by."""
+"""Swift, by python-swiftclient and keystoneauth."""
 
 from collections.abc import Iterator
 import contextlib

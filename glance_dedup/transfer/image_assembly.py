@@ -2,7 +2,7 @@
 
 """Putting an image together from blocks that are here and blocks that come.
 
-The image's description is worked through in *lots*. :class:`Assembly` looks up
+The image's description is processed in *lots*. :class:`Assembly` looks up
 a lot's blocks. Its user requests the missing ones, which come in any order.
 Each block is fingerprinted when it comes; then the lot is stored. Several lots
 may be looked up ahead of the one that is stored next. This module sends no
@@ -188,8 +188,8 @@ class Assembly:
         transaction's
     :ivar found: blocks that were here, or that the image names again
     :ivar asked: blocks that were missing
-    :ivar found_bytes: the size of those that were found
-    :ivar asked_bytes: the size of those that were missing
+    :ivar found_bytes: the size of the blocks that were found
+    :ivar asked_bytes: the size of the blocks that were missing
     """
 
     def __init__(self, transaction: openimages.Transaction,
@@ -203,7 +203,7 @@ class Assembly:
         self.found = self.asked = 0
         self.found_bytes = self.asked_bytes = 0
 
-    # -- what is missing --------------------------------------------------
+    # -- missing blocks ---------------------------------------------------
 
     def look_up(self, lot: Lot) -> None:
         """Look up a lot's blocks; puts the missing ones into `lot.wanted`."""

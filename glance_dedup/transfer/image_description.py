@@ -166,5 +166,5 @@ class Description:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the file. REQUIRES: no thread fills or asks any more."""
+        """Close the file. REQUIRES: no thread fills it or reads from it."""
         self._file.close()

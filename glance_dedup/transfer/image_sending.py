@@ -41,7 +41,7 @@ PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 #: Seconds to wait until another sender is done, or the receiver drops it.
 BUSY_SECONDS = 30.0
 BUSY_PAUSE = 1.0
-#: How many requests are under way.
+#: Number of requests under way.
 REQUESTS = 2
 
 _WAIT = 10.0
@@ -70,7 +70,7 @@ class Sent:
 
 
 class Unsure(Exception):
-    """Nobody knows what became of an upload; the message says why."""
+    """The outcome of an upload is unknown, for the reason in the message."""
 
 
 def send(repository: image_repository.Repository, image_id: str,
@@ -115,7 +115,7 @@ def upload(repository: image_repository.Repository, image: openimages.Image,
     :param target: the id of Glance's image
     :param headers: of the request to Glance
     :param timeout: the seconds that Glance has
-    :returns: what sending did; and Glance's answer, as of `Replica.upload`
+    :returns: result of sending; and Glance's answer, as of `Replica.upload`
     :raises Unsure: the request to Glance may have been made
     :raises ClientError: it was not made
     """

@@ -4,7 +4,7 @@
 
 Replication notes an image here before it makes the record in the other site's
 Glance. The note stays until the image is known to be complete there, and still
-to exist here (R2 to R5 of ``replication.rst``, "Replication"). So if somebody
+to exist here (R2 to R5 of ``replication.rst``, "Replication"). So if a user
 deletes an image while it is on its way, it is deleted there, too, even if the
 process that sent it died.
 
@@ -12,7 +12,7 @@ The file is small: it has one image for each process that replicates, and the
 images that could not be finished. It is replaced as a whole, under a lock on
 the present file. A process that gets the lock checks that the file still has
 its name (as for I4). A bad file is an error, and stays as it is: an empty one
-in its place would forget what must be deleted.
+in its place would forget the images that must be deleted.
 """
 
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def encode(entries: list[Entry]) -> bytes:
 def decode(content: bytes) -> list[Entry]:
     """The images in a file's content; an empty file is a new one.
 
-    :raises ValueError: says what is wrong with the file
+    :raises ValueError: names the file's problem
     """
     if not content:
         return []
@@ -111,7 +111,7 @@ class Underway:
     def entries(self) -> dict[str, Entry]:
         """The images on their way to this site, by their ids.
 
-        :raises DamagedError: the file is bad; says what to do
+        :raises DamagedError: the file is bad; with a remedy
         """
         try:
             fd = access.open_file(self._path, os.O_RDONLY | os.O_NOFOLLOW)

@@ -8,7 +8,7 @@ image is committed last. Blocks of a failed pull stay until the next
 collection, so that the next pull finds them.
 
 :func:`pull` copies one image for a command. The cache of a compute host
-extends :class:`Pull`, so that others can read what has come.
+extends :class:`Pull`, so that others can read the blocks that have come.
 """
 
 import collections
@@ -32,7 +32,7 @@ from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import image_description
 from glance_dedup.transfer import source_peer
 
-#: How many lots are under way; at most twice as many are in memory.
+#: Number of lots under way; at most twice as many are in memory.
 LOTS = 4
 #: A sync point is made after this many received bytes.
 SYNC_BYTES = 32 << 20
@@ -145,7 +145,7 @@ class Pull:
     :param description: it may still be filling
     :param workers: they run the requests, LOTS at once
     :param find: as for Assembly
-    :ivar assembly: counts what was here and what was missing
+    :ivar assembly: counts present and missing blocks
     """
 
     def __init__(self, transaction: openimages.Transaction,

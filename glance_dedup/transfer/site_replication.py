@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images at another site: their data sent, and its Glance told.
+"""Images at another site: their data sent, and its Glance notified.
 
 The steps are R1 to R5 (``replication.rst``, "Replication"). A crash may follow
 each of them; the next run then finds the step done. Without Glances, R3 is all
@@ -71,7 +71,7 @@ class Pace(pacing.Pace):
 
 
 class NotReplicated(Exception):
-    """Error that says why an image is not at the other site."""
+    """Error with the reason why an image is not at the other site."""
 
 
 class _LeftOut(Exception):
@@ -187,9 +187,9 @@ class Replication(DataReplication):
         self._projects: dict[str, bool | None] = {}
 
     def need(self) -> None:
-        """Check that both Glances allow all that replication does.
+        """Check that both Glances allow all steps of replication.
 
-        :raises GlanceError: one of them does not; says what to do
+        :raises GlanceError: one of them does not; with a remedy
         """
         if self._home.url == self._away.url:
             raise glance_api.GlanceError(
@@ -481,7 +481,7 @@ class Replication(DataReplication):
                 there: glance_api.Record | None) -> None:
         """End an image that was deleted at home while it was on its way."""
         outcome.result = DELETED
-        # If we made no record of an image, and it has data, somebody else
+        # If we made no record of an image, and it has data, another user
         # brought it.
         if there is not None and (
                 entry.recorded or there['status'] == 'queued'):
@@ -515,7 +515,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _same(here: glance_api.Image, there: glance_api.Image) -> bool:
-    """Return whether both are the same image, as far as the Glances say."""
+    """Return whether both are the same image, by the Glances' records."""
     if here.size != there.size:
         return False
     return (here.hash_name != there.hash_name

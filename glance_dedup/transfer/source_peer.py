@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests to the peer that an image is pulled from, for all who want it.
+"""Requests to the peer that an image is pulled from, for all its requesters.
 
 Each of them came with its own token, which the peer shows to Glance. If Glance
 refuses a token in the middle of the image, because it has expired, the token
@@ -24,7 +24,7 @@ _TOKEN_REFUSED = (401, 403, 404)
 
 
 class Peer:
-    """Requests one image, with the tokens of all who want it. Thread-safe.
+    """Requests one image, with the tokens of all requesters. Thread-safe.
 
     :param connect: makes a client for a token; None: without one
     :ivar address: the peer's
@@ -45,7 +45,7 @@ class Peer:
         return f'{self.address}: image {self._image_id}'
 
     def add_token(self, token: str | None) -> None:
-        """Add the token of another one who wants the image."""
+        """Add the token of another requester of the image."""
         with self._lock:
             if token not in self._tokens:
                 self._tokens.append(token)
