@@ -4,7 +4,7 @@
 
 Each image that is missing here has one arrival (``arriving_image.py``),
 however many clients want it. A few images arrive at once; others wait. A peer
-that did not answer is not asked again for a while.
+that did not answer gets no request for a while.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ from glance_dedup.transfer import pull
 LOG = logging.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
 
-#: The most images that arrive at once; others wait for so many seconds.
+#: The most images that arrive at once. Others wait for so many seconds.
 PULLS = 4
 BUSY_SECONDS = 5.0
-#: For so many seconds nobody asks a peer that did not answer.
+#: Seconds without requests to a peer that did not answer.
 AWAY_SECONDS = 30.0
 
 
@@ -40,12 +40,12 @@ class Arrivals:
     """All images that arrive from one peer. Thread-safe.
 
     :param connect: makes a client of the peer that shows a token; None: none
-    :param neighbours: they are asked before the peer; None: there are none
+    :param neighbours: get requests before the peer does; None: there are none
     :param on_begin: called when a pull begins, with the image's id and the
         bytes that may come
     :param on_arrived: called when an image is here, with its id and the facts
         that it was compared with
-    :param on_wrong: called with an image's id, what Glance says of it, and
+    :param on_wrong: called with an image's id, Glance's facts of it, and
         why the peer's image is another one
     """
 
@@ -67,12 +67,12 @@ class Arrivals:
         self._on_arrived = on_arrived
         self._on_wrong = on_wrong
         self._workers = thread_pool.Workers('dedupd-arrival', PULLS)
-        # Lots, and the description, of each.
+        # Each image's lots, and its description.
         self._fetchers = thread_pool.Workers('dedupd-fetch',
                                              PULLS * (pull.LOTS + 1))
         self._places = threading.Semaphore(PULLS)
         self._lock = threading.Lock()
-        # By the image's id. Those that have not begun have no result yet.
+        # By the image's id. Arrivals that have not begun have no result yet.
         self._arrivals: dict[str, futures.Future[arriving_image.Arrival]] = {}
         self._pulls: set[futures.Future] = set()
         self._stopping = False
@@ -89,7 +89,7 @@ class Arrivals:
         This may take as long as the peer takes to answer.
 
         :param held_back: readers get the last piece only after the whole
-            image has come and is what was expected
+            image has come and is the expected one
         :raises ArrivalFailed, ClientError, RepositoryError: if the image
             cannot be read
         """
@@ -108,7 +108,7 @@ class Arrivals:
                     self._begin(arrival, image_id, expected, token)
                 return arrival.result().open(expected, token, held_back)
             except (exceptions.ImageExists, arriving_image.Over):
-                pass                    # somebody was faster
+                pass                    # another thread was faster
             except client_errors.Refused:
                 if mine:
                     raise
@@ -137,15 +137,15 @@ class Arrivals:
         left = until - time.monotonic()
         if left > 0:
             raise image_source.ArrivalFailed(
-                f'image {image_id}: {why}; it is asked again in {left:.0f} '
-                'seconds')
+                f'image {image_id}: {why}; it gets requests again in '
+                f'{left:.0f} seconds')
 
     def _begin(self, begun: futures.Future, image_id: str,
                expected: arriving_image.Expected | None,
                token: str | None) -> None:
-        """Begin to pull an image, and tell all who wait for that.
+        """Begin to pull an image, and wake the threads that wait for that.
 
-        :param begun: gets the arrival, or why there is none
+        :param begun: gets the arrival, or the reason why there is none
         """
         try:
             with contextlib.ExitStack() as stack:
@@ -183,11 +183,11 @@ class Arrivals:
         finally:
             self._places.release()
 
-    # -- told by arrivals -------------------------------------------------
+    # -- called by arrivals -----------------------------------------------
 
     def arrived(self, image_id: str, expected: arriving_image.Expected | None
                 ) -> None:
-        """As for arrival.Owner."""
+        """See arriving_image.Owner."""
         try:
             self._on_arrived(image_id, expected)
         except Exception:
@@ -195,7 +195,7 @@ class Arrivals:
 
     def is_wrong(self, image_id: str, expected: arriving_image.Expected,
                  why: str) -> None:
-        """As for arrival.Owner."""
+        """See arriving_image.Owner."""
         try:
             self._on_wrong(image_id, expected, why)
         except Exception:
@@ -203,7 +203,7 @@ class Arrivals:
 
     def ended(self, arrival: arriving_image.Arrival, cause: Exception | None
               ) -> None:
-        """As for arrival.Owner."""
+        """See arriving_image.Owner."""
         if cause is not None and arrival.failure is not None:
             self._note_failure(arrival.failure, cause)
         with self._lock:
@@ -212,7 +212,7 @@ class Arrivals:
             self._found += arrival.found
 
     def _note_failure(self, failure: Exception, cause: Exception) -> None:
-        # on_wrong has been told of a wrong image.
+        # on_wrong was called for a wrong image.
         if not isinstance(failure, arriving_image.WrongImage):
             _STRANGERS.warning('%s', failure)
         with self._lock:
@@ -227,7 +227,7 @@ class Arrivals:
     # -- for operators, and the end ---------------------------------------
 
     def _all(self) -> list[arriving_image.Arrival]:
-        """Those that have begun. REQUIRES: the caller holds `_lock`."""
+        """Arrivals that have begun. REQUIRES: the caller holds `_lock`."""
         return [arrival.result() for arrival in self._arrivals.values()
                 if arrival.done()]
 
@@ -240,7 +240,7 @@ class Arrivals:
             return arrival.result()
 
     def coming(self) -> int:
-        """About how many bytes all arriving images will still take."""
+        """Estimate the bytes that all arriving images will still take."""
         with self._lock:
             arrivals = self._all()
         return sum(arrival.coming() for arrival in arrivals)
@@ -259,7 +259,7 @@ class Arrivals:
                     arrival.found for arrival in arrivals)}
 
     def stop(self, seconds: float) -> None:
-        """End all pulls, within so many seconds; keep the blocks that came."""
+        """End all pulls, within so many seconds; keep the received blocks."""
         with self._lock:
             self._stopping = True
             arrivals = self._all()

@@ -48,7 +48,7 @@ _WAIT = 10.0
 
 
 class WrongImage(image_source.ArrivalFailed):
-    """The image that came is not the one that Glance means.
+    """The received image is not the one that Glance means.
 
     So no response with bytes of it may end as if it were whole.
     """
@@ -63,7 +63,7 @@ class Over(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What Glance says of an image."""
+    """Glance's facts of an image."""
 
     size: int
     md5: str | None = None
@@ -72,7 +72,7 @@ class Expected:
 
     @property
     def mark(self) -> str:
-        """64 hexadecimal digits that stand for all these facts."""
+        """64 hexadecimal digits that identify all these facts."""
         return hashlib.sha256(json.dumps(
             dataclasses.astuple(self)).encode()).hexdigest()
 
@@ -93,12 +93,12 @@ class Expected:
 
 
 class Owner(Protocol):
-    """Learns how an arrival goes. Called in any thread; does not raise."""
+    """Gets an arrival's progress. Called in any thread; does not raise."""
 
     def arrived(self, image_id: str, expected: Expected | None) -> None:
         """The image is committed; no reader knows yet.
 
-        :param expected: what it was compared with
+        :param expected: the facts that it was compared with
         """
 
     def is_wrong(self, image_id: str, expected: Expected, why: str) -> None:
@@ -107,22 +107,23 @@ class Owner(Protocol):
     def ended(self, arrival: 'Arrival', cause: Exception | None) -> None:
         """The arrival is over; the next one of the image may begin.
 
-        :param cause: of the arrival's failure; None: it did not fail
+        :param cause: the cause of the arrival's failure; None: it did not fail
         """
 
 
 class Arrival:
     """One arriving image, and its readers. Thread-safe.
 
-    Making it asks the peer what comes; then one thread calls :meth:`run`.
+    Making it requests the description from the peer; then one thread calls
+    :meth:`run`.
 
     :param connect: makes a client of the peer that shows a token; None: none
-    :param workers: they read the description and fetch lots, ``pull.LOTS``
-    :param neighbours: they are asked before the peer; None: there are none
-    :ivar changed: the lock for the fields; it tells of changes
-    :ivar partial: what has come; None: the image cannot be read early
+    :param workers: read the description and fetch lots, ``pull.LOTS``
+    :param neighbours: get requests before the peer does; None: there are none
+    :ivar changed: the lock for the fields; it is notified of changes
+    :ivar partial: the received part; None: the image cannot be read early
     :ivar present: the committed image, until all is released
-    :ivar failure: why the arrival ended without an image
+    :ivar failure: the reason why the arrival ended without an image
     :raises ArrivalFailed, ClientError, RepositoryError: if nothing comes
     """
 
@@ -143,7 +144,7 @@ class Arrival:
         self._ended = self._over = self._cut = False
         self.failure: Exception | None = None
         self.present: image_source.Present | None = None
-        # The facts to compare the image with, and how.
+        # The facts to compare the image with, and its hash.
         self._judge: Expected | None = None
         self._judged = False            # or about to be
         self._hash: tuple[Any, str] | None = None
@@ -159,7 +160,7 @@ class Arrival:
     def _begin(self, stack: contextlib.ExitStack,
                workers: thread_pool.Workers,
                neighbours: neighbour_caches.Neighbours | None) -> None:
-        """Learn what comes, and prepare for it."""
+        """Request the image's description, and prepare for it."""
         recipe = stack.enter_context(self._source.recipe())
         header = recipe.header
         self.size = header.size
@@ -197,7 +198,7 @@ class Arrival:
                               f"{expected.size} by Glance's record")
 
     def _require_known(self, expected: Expected | None) -> None:
-        """Compare what Glance says with what the peer knows of its bytes.
+        """Compare Glance's facts with those that the peer has of its bytes.
 
         :raises WrongImage: the peer has another image
         """
@@ -215,7 +216,7 @@ class Arrival:
         Readers get bytes before the whole image is compared. So the peer must
         know the hash of its own bytes, of the kind that Glance names.
 
-        :raises ArrivalFailed: it may not; says what to do
+        :raises ArrivalFailed: it may not; the message gives a remedy
         """
         why = None
         theirs = None if expected is None else expected.hash
@@ -237,7 +238,7 @@ class Arrival:
         return WrongImage(f'{self}: {why}')
 
     def close(self) -> None:
-        """Release an arrival that was never run."""
+        """Release an arrival that never ran."""
         if self.partial is not None:
             self.partial.end(image_source.ArrivalFailed(
                 f'{self} did not begin'))
@@ -271,7 +272,7 @@ class Arrival:
             self._tell()
             self._hash_on(partial)
         with self.changed:
-            # Later clients cannot have it judged by what they expect.
+            # Later clients cannot have it judged by their own facts.
             self._judged = True
         self._hash_on(partial)
 
@@ -294,7 +295,7 @@ class Arrival:
         if self.partial is not None:
             self.partial.interrupt()
 
-    # -- whether it is the image ------------------------------------------
+    # -- comparison with Glance's image -----------------------------------
 
     def _require_hash(self) -> None:
         with self.changed:
@@ -318,15 +319,15 @@ class Arrival:
             hasher, value = self._hash
             if hasher.hexdigest() != value:
                 raise self._wrong(
-                    self._judge, f'what came has the {hasher.name} '
+                    self._judge, f'the image has the {hasher.name} '
                     f"{hasher.hexdigest()}, and {value} by Glance's record")
             self._transaction.set_hash(hasher.name, hasher.digest())
 
     def require_same(self, theirs: hashes.Hash | None) -> None:
         """Check that this is the image that Glance means; see `hashes`.
 
-        The image is compared with what it is expected to be at the end. This
-        compares that with Glance's present word.
+        At the end, the image is compared with the expected facts. This
+        compares these with Glance's present facts.
 
         :raises Unproven, Other: as for hashes.require_same
         """
@@ -356,13 +357,13 @@ class Arrival:
     def _use_other(self, error: exceptions.ImageExists) -> Exception | None:
         """Another upload of this id was committed first: use it if possible.
 
-        Returns why it cannot be used, or None.
+        Returns the reason why it cannot be used, or None.
         """
         try:
             image = self._repository.open_image(self.image_id)
         except exceptions.RepositoryError as e:
             return e
-        # Nobody has hashed the other upload.
+        # The other upload was not hashed here.
         if image.size != self.size or self._expected is not None:
             image.close()
             return error
@@ -370,7 +371,7 @@ class Arrival:
         return None
 
     def _end(self, cause: Exception | None) -> None:
-        """Wake all who wait, and stop threads that nobody needs any more."""
+        """Wake all waiting threads, and stop threads without further use."""
         if cause is not None:
             kind = (WrongImage if isinstance(cause, WrongImage)
                     else image_source.ArrivalFailed)
@@ -392,7 +393,7 @@ class Arrival:
                 callback()
 
     def _release(self) -> None:
-        """Release everything, once the arrival ended and nobody reads."""
+        """Release everything, once the arrival and all reads have ended."""
         with self.changed:
             if not self._ended or self._readings or self._at_work:
                 return
@@ -409,9 +410,9 @@ class Arrival:
              held_back: bool) -> image_source.Reading:
         """Let a client read the image.
 
-        :param expected: what Glance says of the image to this client
+        :param expected: Glance's facts of the image for this client
         :param held_back: the last piece comes after the image was judged
-        :raises Over: if the image is here, and all have left it
+        :raises Over: if the image is here, and all readers have left
         :raises ArrivalFailed: if the client wants another image, the image
             cannot be read early, or the arrival has just failed
         """
@@ -427,7 +428,7 @@ class Arrival:
                 self._expected = expected
             if expected not in (None, self._expected):
                 raise image_source.ArrivalFailed(
-                    f'{self} is not compared with what Glance says of it now')
+                    f'{self} is not compared with Glance\'s present facts')
             reading = _Reading(self, held_back)
             self._readings.add(reading)
         self._source.add_token(token)
@@ -503,7 +504,7 @@ class Arrival:
 
     @property
     def received(self) -> int:
-        """Bytes of all answers so far, as they came on the wire."""
+        """Bytes of all responses so far, as received on the wire."""
         return self._source.received
 
     @property
@@ -513,7 +514,7 @@ class Arrival:
                 else self.partial.assembly.found_bytes)
 
     def coming(self) -> int:
-        """About how many bytes are still to be stored."""
+        """Estimate the bytes that are still to be stored."""
         with self.changed:
             left = min(self._data_bytes, self.size - self.stored)
             asked = 1 if self.partial is None else (
@@ -529,7 +530,7 @@ class _Reading:
         self._arrival = arrival
         self.size = arrival.size
         self.upload_id = arrival.upload_id
-        # Bytes behind it are not handed out before the image is here.
+        # Readers get no bytes behind it before the image is here.
         self._last = max(0, self.size - LAST_BYTES) if held_back else self.size
         self.callback: Callable[[], None] | None = None
 

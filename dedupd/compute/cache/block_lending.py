@@ -2,14 +2,15 @@
 
 """Lending: a cache gives its neighbours blocks of images.
 
-Images that are here are lent as the daemon lends them to anybody. Images that
-arrive are lent, too: otherwise each host of a rack that begins at the same
-time would get all of the image from the storing host. A neighbour gets what
-has come, waits for what is on its way from the storing host, and has the rest
-fetched from there at once. The lender does not wait for what comes to it from
-another neighbour, so no hosts wait for each other. If the lender can give no
-more, the answer ends early. What it has announced as stored comes in any case:
-so the arrival is held for the whole answer, and its commit is waited for.
+Images that are here are lent as the daemon lends them to any client. Images
+that arrive are lent, too: otherwise each host of a rack that begins at the
+same time would get all of the image from the storing host. A neighbour gets
+the blocks that have come, and waits for those that are on their way from the
+storing host; the lender fetches the rest from there at once. The lender does
+not wait for blocks that come to it from another neighbour, so no hosts wait
+for each other. If the lender can give no more, the answer ends early. Blocks
+that it has announced as stored come in any case: so it holds the arrival for
+the whole answer, and waits for its commit.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from glance_dedup.transfer import image_assembly
 #: The most requests at once.
 MAX_COUNT = 32
 #: An answer ends early if nothing came for so many seconds. A neighbour's
-#: patience is longer (``neighbours.SILENT_SECONDS``).
+#: patience is longer (``neighbour_caches.SILENT_SECONDS``).
 WAIT_SECONDS = 4.0
 
 
@@ -50,7 +51,7 @@ class Loan:
     :param arrival: held by the caller
     :param partial: of the arrival
     :param wanted: ranges, sorted, without overlap, within the image
-    :param workers: they fetch what is missing
+    :param workers: fetch missing blocks
     """
 
     def __init__(self, arrival: arriving_image.Arrival,
@@ -63,7 +64,7 @@ class Loan:
         self._workers = workers
         # The blocks of the present lot that were not given yet.
         self._wanted: dict[int, tuple[bytes, int]] = {}
-        # Set once the missing ones were fetched; None: nobody fetches them.
+        # Set once the missing ones were fetched; None: no thread fetches them.
         self._fetched: threading.Event | None = None
 
     def next(self) -> list[bytes]:
@@ -91,7 +92,7 @@ class Loan:
         return frames
 
     def _of_arrival(self) -> list[bytes]:
-        """Frames of what has come.
+        """Frames of the received blocks.
 
         :raises NoMore: the pull has ended
         """
@@ -139,7 +140,7 @@ class Loan:
 
     def _fetch(self, wanted: dict[int, tuple[bytes, int]],
                fetched: threading.Event) -> None:
-        """Fetch what is missing, even if nobody asks for it any more."""
+        """Fetch missing blocks, even if no request is left that needs them."""
         try:
             with self._arrival.working() as present:
                 if present is None and not self._partial.ended:
@@ -163,7 +164,7 @@ class Lending:
         self._arrivals = arrivals
         self._by_token = by_token
         self._readers = thread_pool.Workers('dedupd-lend', MAX_COUNT)
-        # Others, since readers wait for them.
+        # Not the threads of readers, which wait for them.
         self._fetchers = thread_pool.Workers('dedupd-lend-fetch', MAX_COUNT)
         self._busy = self._lent = 0
 

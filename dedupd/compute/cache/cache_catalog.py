@@ -5,9 +5,9 @@
 The file has, for each image, the size and MD5 that Glance named when the image
 came, and the time of its last use. The entries are in the order of use, the
 least recently used first, so that no clock decides. All of this is a hint. An
-image that the file does not have is pulled again when somebody wants it, which
-moves few blocks, and is the first to be evicted. An invalid file is set aside
-in ``quarantine/``, and the cache begins an empty one.
+image that the file does not have is the first to be evicted. On the next
+request it is pulled again, which moves few blocks. An invalid file is set
+aside in ``quarantine/``, and the cache begins an empty one.
 
 The file also remembers images of which the storing host has another version
 than Glance. The cache does not request these again until Glance means another
@@ -39,7 +39,7 @@ from glance_dedup.repository import image_repository
 LOG = log.getLogger(__name__)
 
 NAME = 'cache.json'
-#: Where an invalid file is kept; only the last one is.
+#: The directory for invalid files; it keeps only the last one.
 SET_ASIDE = f'quarantine/{NAME}'
 #: The most images that the file has.
 MAX_COUNT = 20_000
@@ -57,22 +57,22 @@ _MARK = re.compile('[0-9a-f]{64}')
 
 @dataclasses.dataclass(frozen=True)
 class CachedImage:
-    """What the cache knows of an image."""
+    """The cache's facts of an image."""
 
     size: int
     """Bytes; 0 if the image was not compared with Glance's."""
     md5: str | None
     """The MD5 that Glance named; None: it named none."""
     used: int
-    """Seconds since 1970, for people: the entries' order decides what is
+    """Seconds since 1970, for people: the entries' order decides which is
     evicted first."""
     wrong: str | None = None
-    """The mark (`arrival.Expected.mark`) of the image that Glance means, if
-    the storing host has another one. Then the image is not here. None: it is
-    here."""
+    """The mark (`arriving_image.Expected.mark`) of Glance's image, if the
+    storing host has another one. Then the image is not here. None: it
+    is here."""
 
     def __post_init__(self) -> None:
-        # The values may be from a file that anybody may have written.
+        # The values may be from a file that any user may have written.
         for number in (self.size, self.used):
             if type(number) is not int or not 0 <= number < 1 << 63:
                 raise ValueError(f'{number!r} is not a size or a time')
@@ -110,7 +110,8 @@ def require_limit(repository: image_repository.Repository,
     """Refuse a limit that is too small to hold any image.
 
     :param limit: bytes; 0: no limit
-    :raises InvalidParameter: if it is too small; says how much is needed
+    :raises InvalidParameter: if it is too small; the message gives the
+        minimum
     """
     chosen = repository.parameters
     group = chosen.group_slots * chosen.average_block
@@ -124,7 +125,7 @@ def require_limit(repository: image_repository.Repository,
 
 
 class Held:
-    """The images of a cache, and when each was last used. Thread-safe.
+    """The images of a cache, and the time of each one's last use. Thread-safe.
 
     :param limit: returns the bytes of disk that the cache may take; 0: the
         whole disk
@@ -161,10 +162,10 @@ class Held:
         """Bytes of disk that the whole cache may take; 0: the whole disk."""
         return self._limit()
 
-    # -- what is here ------------------------------------------------------
+    # -- held images -------------------------------------------------------
 
     def fits(self, image_id: str, size: int, md5: str | None) -> bool:
-        """Whether the image held under this id is the one that Glance means.
+        """Return whether the image of this id is the one that Glance means.
 
         :param md5: the MD5 that Glance names; None: it names none
         """
@@ -174,7 +175,7 @@ class Held:
                 and (md5 is None or entry.md5 == md5))
 
     def worth(self, size: int) -> bool:
-        """Whether the cache may hold an image of this many bytes at all."""
+        """Return whether the cache may hold an image of this many bytes."""
         return not self.limit or size <= self.limit
 
     def note(self, image_id: str, size: int, md5: str | None) -> None:
@@ -206,7 +207,7 @@ class Held:
 
         This waits for the disk, so that the cache knows it after a kill, too.
 
-        :param mark: stands for the image that Glance means
+        :param mark: identifies the image that Glance means
         """
         with self._changed:
             self._images.pop(image_id, None)
@@ -223,9 +224,9 @@ class Held:
         self.save()
 
     def is_wrong(self, image_id: str, mark: str) -> bool:
-        """Whether the storing host's image is known to be another one.
+        """Return whether the storing host's image is known to be another one.
 
-        :param mark: stands for the image that Glance means now
+        :param mark: identifies the image that Glance means now
         """
         with self._changed:
             entry = self._wrong.get(image_id)
@@ -280,7 +281,7 @@ class Held:
         return [*sorted(set(here).difference(known)), *known]
 
     def last_used(self, image_id: str) -> int | None:
-        """When an image was last used: seconds since 1970; None: unknown."""
+        """Time of an image's last use: seconds since 1970; None: unknown."""
         with self._changed:
             entry = self._images.get(image_id)
         return None if entry is None else entry.used
@@ -324,9 +325,10 @@ class Held:
 
     def _set_aside(self, error: Exception) -> None:
         aside = os.path.join(self._repository.path, SET_ASIDE)
-        LOG.warning('%s is no good, and set aside as %s: %s. Which image was '
-                    'last used is forgotten, and each is looked at anew when '
-                    'it is asked for.', self._path, aside, str(error)[:200])
+        LOG.warning('%s is invalid, and set aside as %s: %s. The times of the '
+                    'images\' last uses are forgotten. Each image is checked '
+                    'again on its next request.', self._path, aside,
+                    str(error)[:200])
         try:
             if files.exists(aside):
                 files.remove(aside)
@@ -335,7 +337,7 @@ class Held:
             LOG.warning('%s cannot be set aside: %s', self._path, e.strerror)
 
     def _touch(self) -> None:
-        """Have the file saved soon. REQUIRES: the caller holds the lock."""
+        """Schedule a save of the file. REQUIRES: the caller holds the lock."""
         self._dirty = True
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(

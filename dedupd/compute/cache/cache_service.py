@@ -35,7 +35,7 @@ from glance_dedup.repository import image_repository
 def require_options(conf: cfg.ConfigOpts) -> None:
     """Refuse options that do not go together.
 
-    :raises ValueError: names the options, and what to do
+    :raises ValueError: names the options, and a remedy
     """
     if conf.profiler.enabled:
         _tracing(conf)
@@ -79,7 +79,7 @@ def _tracing(conf: cfg.ConfigOpts) -> tuple[Any, Any]:
 
 
 def require_neighbours(conf: cfg.ConfigOpts) -> None:
-    """Refuse addresses of which none can be a neighbour's.
+    """Refuse addresses that no neighbour can have.
 
     :raises ValueError: names the address
     """
@@ -98,7 +98,7 @@ def require_neighbours(conf: cfg.ConfigOpts) -> None:
 def require_nova_options(conf: cfg.ConfigOpts) -> None:
     """Refuse options that do not go together with ``nova_base``.
 
-    :raises ValueError: names the options, and what to do
+    :raises ValueError: names the options, and a remedy
     """
     options = conf.cache
     for name, missing, why in (
@@ -135,7 +135,7 @@ class Cache:
     """The parts of a cache. It is made after the repository is opened.
 
     :param evict: requests the task of that name, or raises BusyError
-    :ivar held: what the cache holds
+    :ivar held: the images that the cache holds
     :ivar arrivals: the images that arrive from the storing host
     :ivar neighbours: the other caches of the rack
     :raises InvalidParameter: if the repository is not a cache's
@@ -185,7 +185,7 @@ class Cache:
         return self._proxy
 
     def lending(self, reads: image_handlers.Reads) -> block_lending.Lending:
-        """Make what gives neighbours blocks."""
+        """Make the part that gives neighbours blocks."""
         self._lending = block_lending.Lending(
             self._repository.repository_id, reads, self.arrivals,
             by_token=not self._conf.cache.upstream_cert)
@@ -197,7 +197,7 @@ class Cache:
             **self.neighbours.status(), **self._lending.status()}}
 
     def _is_offered(self, image_id: str) -> bool:
-        """Whether servers may have an image as their base, even shut off."""
+        """Return whether servers, even shut off, may have it as their base."""
         return (self._offers is not None
                 and image_id in self._offers.offers())
 
@@ -205,11 +205,11 @@ class Cache:
                ) -> image_source.Reading:
         """Open an image that is here or begins to arrive, for this host.
 
-        Nobody asks Glance about it, so only a host that the peer takes for an
-        operator gets any. An image that is offered to Nova is compared with
-        what Glance said of it then.
+        This sends no request to Glance, so only a host that the peer takes
+        for an operator gets any. An image that is offered to Nova is compared
+        with Glance's facts of that time.
 
-        :param held_back: as for `arrivals.Arrivals.open`
+        :param held_back: as for `arrival_list.Arrivals.open`
         :raises ImageNotFound: if the peer has none, or none for this host
         :raises ArrivalFailed, ClientError: if the image does not come
         """
@@ -225,7 +225,7 @@ class Cache:
         return reading
 
     def _expected(self, image_id: str) -> arriving_image.Expected | None:
-        """What Glance says of an image that is offered to Nova.
+        """Glance's facts of an image that is offered to Nova.
 
         :raises ArrivalFailed: if the peer is known to have another image
         """

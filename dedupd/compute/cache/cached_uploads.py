@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Uploads through the cache, of which only the difference is sent.
+"""Uploads through the cache, which sends only their differences.
 
 Nova sends a server's snapshot to the proxy as a plain upload. The proxy keeps
 it, sends the blocks that the storing host lacks, and has that host's daemon
 upload the rest (``cache.rst``, "Uploads of differences"). The client's token
-goes with it, so Glance judges the client. As long as nobody has asked Glance
-to take the bytes, the plain upload is still possible: its bytes are in a file.
+goes with it, so Glance judges the client. Until Glance gets the request to
+take the bytes, the plain upload is still possible: its bytes are in a file.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _STRANGERS = limited.Log(LOG)
 MAX_COUNT = 4
 #: A shorter upload is passed on.
 MIN_SIZE = 1 << 20
-#: What uploads leave free of the disk, at least: a share of it.
+#: The share of the disk that uploads leave free at least.
 FREE_SHARE = 0.05
 #: The seconds that Glance has for an upload, besides one for so many bytes.
 PATIENCE, SLOWEST = 600.0, 8 << 20
@@ -107,7 +107,7 @@ class Kept:
                 self._transaction.write(data)
 
     def read(self, offset: int) -> bytes:
-        """Some of the bytes from an offset on."""
+        """Return some of the bytes from an offset on."""
         return os.pread(self._file.fileno(), min(_PIECE, self.size - offset),
                         offset)
 
@@ -167,7 +167,7 @@ class Uploads:
         if self._under_way >= MAX_COUNT or record.get(
             'status') != 'queued' or (
                 record.get('id') != image_id):
-            return await relay(message.body)    # Glance says what is wrong
+            return await relay(message.body)    # Glance sends the error
         self._under_way += 1
         kept = None
         try:
@@ -212,8 +212,8 @@ class Uploads:
     def _begin(self, record: dict[str, Any]) -> Kept:
         """Begin to keep an upload, in the scope that the storing host chooses.
 
-        In another one the fingerprints would name nothing there, or blocks of
-        other projects.
+        In another scope the fingerprints would name nothing there, or blocks
+        of other projects.
 
         :raises ClientError: the storing host does not answer, or chooses none
         """
@@ -254,9 +254,9 @@ class Uploads:
     async def _send(self, kept: Kept, image_id: str, target: str,
                     headers: list[Header]
                     ) -> tuple[messages.Response | None, bool]:
-        """Glance's answer; None: it has none of the bytes yet.
+        """Return Glance's answer; None: it has none of the bytes yet.
 
-        And whether it may still get them from the storing host.
+        The second value: whether the storing host may still send them.
         """
         lines = [(name.decode('latin-1'), value.decode('latin-1'))
                  for name, value in without(headers, *_OF_UPLOAD)]
@@ -280,7 +280,7 @@ class Uploads:
 
     def _upload(self, kept: Kept, image_id: str,
                 headers: list[tuple[str, str]]) -> tuple[int, dict]:
-        """Send what is missing. In a thread."""
+        """Send missing blocks. In a thread."""
         image = kept.image()
         if image is None:
             raise exceptions.StorageError('the upload could not be kept here')
@@ -297,7 +297,7 @@ class Uploads:
 
     async def _settled(self, size: int, target: str, headers: list[Header]
                        ) -> messages.Response | None:
-        """What became of an upload of which no answer came."""
+        """Return the result of an upload of which no answer came."""
         for _ in range(_POLLS):
             record = await self._record(target, headers)
             if record.get('status') == 'active' and (
@@ -311,7 +311,7 @@ class Uploads:
     async def _rather_settled(self, answer: messages.Response, size: int,
                               target: str, headers: list[Header]
                               ) -> messages.Response:
-        """What became of the storing host's request, or else the answer.
+        """Return the result of the storing host's request, or else the answer.
 
         :param answer: to the plain upload: that request came to Glance just
             before
@@ -327,7 +327,7 @@ class Uploads:
 async def _joined(run: Callable, kept: Kept, rest: bytes | None,
                   body: AsyncGenerator[bytes, None]
                   ) -> AsyncGenerator[bytes, None]:
-    """What came of a body, and what is still to come."""
+    """Yield the kept bytes of a body, and then the rest of it."""
     offset = 0
     while offset < kept.size:
         data = await run(kept.read, offset)

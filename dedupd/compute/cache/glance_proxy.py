@@ -64,14 +64,14 @@ _FAILURES = (image_source.ArrivalFailed, client_errors.ClientError,
 
 @dataclasses.dataclass(frozen=True)
 class _Allowed(image_parts.Facts):
-    """What Glance said of an image when it gave the first byte."""
+    """Glance's facts of an image when it gave the first byte."""
 
     headers: list[Header]
     """All but those that name the part."""
 
 
 class _NotFromHere(Exception):
-    """The request must be passed on as it came; a word says why."""
+    """The request must be passed on as it came; the message is one word."""
 
 
 class Proxy:
@@ -79,7 +79,7 @@ class Proxy:
 
     :param reads: reads images that are here or arriving
     :param uploads: takes uploads; None: they are passed on
-    :param is_kept: whether an image stays here after Glance deleted it
+    :param is_kept: returns whether an image stays here after Glance deleted it
     :param peer: names the source of missing images, for people
     :param traces: continues the traces of requests; None: they are passed on
     """
@@ -114,7 +114,7 @@ class Proxy:
 
     async def _answer(self, message: messages.Message, facts: dict[str, Any]
                       ) -> messages.Response:
-        """Answer a request, and add to what its span tells."""
+        """Answer a request, and add facts to its span."""
         headers = upstream_client.end_to_end(message.headers)
         self._counts['requests'] += 1
         if any(self._name in value for name, value in headers
@@ -148,7 +148,7 @@ class Proxy:
             'uploads': None if self._uploads is None
             else self._uploads.status()}
 
-    # -- what is passed on ---------------------------------------------------
+    # -- passed-on requests --------------------------------------------------
 
     async def _pass_on(self, message: messages.Message, headers: list[Header]
                        ) -> messages.Response:
@@ -190,7 +190,7 @@ class Proxy:
         except exceptions.NoThread as e:
             stays(e)
 
-    # -- what comes from here ------------------------------------------------
+    # -- answers of the cache ------------------------------------------------
 
     async def _from_here(self, asked: image_parts.Asked,
                          facts: dict[str, Any]) -> messages.Response:
@@ -206,7 +206,7 @@ class Proxy:
             except messages.HTTPError:
                 part = None
             if part is None:
-                raise _NotFromHere('range')     # Glance says what is wrong
+                raise _NotFromHere('range')     # Glance sends the error
             begin, end = part
         reading, expected = await self._open(asked, allowed)
         if not reading.here and (
@@ -244,7 +244,7 @@ class Proxy:
             _, size, headers = await glance.ask_first_byte(
                 self._upstream, asked.target, asked.headers)
         except upstream_client.UpstreamError:
-            raise _NotFromHere('unavailable')   # as Glance's answer will say
+            raise _NotFromHere('unavailable')   # Glance's answer names it
         if size is None:
             raise _NotFromHere('refused')
         return _Allowed(
@@ -300,8 +300,7 @@ class Proxy:
                 not self._held.fits(image_id, expected.size, expected.md5)):
             reading.close()
             raise image_source.ArrivalFailed(
-                'it has just been stored by somebody else, who did not '
-                'compare it')
+                'another upload has just stored it, without a comparison')
         return reading
 
     async def _run(self, function: Any, *args: Any) -> Any:
@@ -315,12 +314,12 @@ class Proxy:
             raise image_source.ArrivalFailed(
                 f'it did not begin within {OPEN_SECONDS:g} seconds') from None
         except asyncio.CancelledError:
-            future.add_done_callback(_close_late)   # nobody waits any more
+            future.add_done_callback(_close_late)   # no request waits any more
             raise
 
     async def _expected(self, asked: image_parts.Asked, allowed: _Allowed
                         ) -> arriving_image.Expected | None:
-        """Glance's facts of the image; None if it says too little."""
+        """Glance's facts of the image; None if it gives too few."""
         try:
             _, record = await glance.ask_record(
                 self._upstream, asked.target.removesuffix('/file'),
@@ -335,7 +334,7 @@ class Proxy:
                      expected: arriving_image.Expected | None,
                      course: image_handlers.Course
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
-        """A range of the image, from the cache as far as possible.
+        """Yield a range of the image, from the cache as far as possible.
 
         :param expected: None: the image was here at the beginning
         """
@@ -353,7 +352,7 @@ class Proxy:
             if course.handed == begin:
                 raise _NotFromHere('wrong')
             self._last_failure = _failure(asked.image_id, course.handed, e)
-            raise       # nobody must take it for the image
+            raise       # no client must take it for the image
         except _FAILURES as e:
             self._failed(asked.image_id, course.handed, e)
             if course.handed == begin:

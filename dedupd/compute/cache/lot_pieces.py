@@ -13,7 +13,7 @@ from glance_dedup.transfer import image_assembly
 class Piece:
     """A block of an image; without a name it is zeros.
 
-    :ivar address: where the block is here; 0: it is not, or nobody knows
+    :ivar address: of the block in this repository; 0: not here, or not known
     """
 
     offset: int
@@ -48,7 +48,7 @@ def fill(view: memoryview, offset: int, pieces: list[Piece],
          plain: list[Any]) -> None:
     """Copy the bytes of pieces into a buffer that begins at `offset`.
 
-    :param plain: the bytes of each piece; those of zeros are not looked at
+    :param plain: the bytes of each piece; ignored for pieces of zeros
     """
     end = offset + len(view)
     for piece, data in zip(pieces, plain):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Neighbours: the caches of a rack, which are asked before the storing host.
+"""Neighbours: a rack's caches, which get requests before the storing host.
 
 For each lot of an arriving image, all hosts compute the same order of the
-rack's caches. The first of them is the lot's *home*: it asks the storing host,
-and the others ask it. A neighbour that has stored the lot comes before the
-home. So the storing host sends a new image about once, however many hosts
-want it.
+rack's caches. The first of them is the lot's *home*: it fetches from the
+storing host, and the others from it. A neighbour that has stored the lot comes
+before the home. So the storing host sends a new image about once, however many
+hosts want it.
 
 The description of the image always comes from the storing host. Each block is
-verified by its fingerprint from there before anybody uses it. So a neighbour
-can do no more harm than to be slow. One that failed, was slow, or sent a wrong
-block is put aside for a while, and what it did not bring comes from the next
+verified by its fingerprint from there before any use. So a neighbour can do no
+more harm than to be slow. One that failed, was slow, or sent a wrong block is
+put aside for a while, and the blocks that it did not bring come from the next
 one, or from the storing host.
 """
 
@@ -34,20 +34,20 @@ LOG = logging.getLogger(__name__)
 
 #: The most neighbours of a host.
 MAX_COUNT = 100
-#: How many neighbours are asked for a lot before the storing host is.
+#: The most neighbours that get a request for a lot before the storing host.
 MAX_REQUESTS = 2
-#: For so many seconds nobody asks a neighbour that failed.
+#: Seconds without requests to a neighbour that failed.
 ASIDE_SECONDS = 60.0
-#: For so many seconds a neighbour is not asked for an image that it lacks.
+#: Seconds without requests to a neighbour for an image that it lacks.
 MISSING_SECONDS = 5.0
 #: A neighbour has failed if nothing comes from it for so many seconds.
 SILENT_SECONDS = 6.0
 #: A lot comes from the storing host if neighbours have not brought it after
-#: so many seconds. A reader gives up later than that (``reads.STALLED``).
+#: so many seconds. A reader gives up later (``image_handlers.STALLED``).
 LOT_SECONDS = 12.0
 #: Seconds until a connection is made.
 CONNECT_SECONDS = 2.0
-#: So many seconds a pull waits for what the neighbours say at its beginning.
+#: Seconds that a pull waits for the neighbours' responses at its beginning.
 GREETING_SECONDS = 2.0
 
 # Threads that greet neighbours.
@@ -65,9 +65,9 @@ class Host:
     :ivar repository_id: of its cache; '': not known yet
     :ivar is_here: whether it is this host itself
     :ivar received: bytes of its answers, as they came on the wire
-    :ivar failures: how often it was put aside
-    :ivar why: why it was put aside last
-    :ivar until: when it is asked again, by the monotonic clock
+    :ivar failures: number of times that it was put aside
+    :ivar why: the reason why it was put aside last
+    :ivar until: time of the next request to it, by the monotonic clock
     """
 
     address: str
@@ -80,7 +80,7 @@ class Host:
 
     @property
     def is_aside(self) -> bool:
-        """Whether nobody may ask it now."""
+        """Return whether it must get no request now."""
         return self.until > time.monotonic()
 
 
@@ -104,14 +104,14 @@ class Neighbours:
 
     def asking(self, image_id: str, token: Callable[[], str | None]
                ) -> 'Asking | None':
-        """For an image that begins to arrive; None: there are no neighbours.
+        """Return an Asking for an arriving image; None: no neighbours.
 
         :param token: the token that opens the image now
         """
         return Asking(self, image_id, token) if self.hosts else None
 
     def met(self, host: Host, repository_id: str) -> None:
-        """Note which repository a host has answered for."""
+        """Note the repository of which a host has sent an answer."""
         with self._lock:
             host.repository_id = repository_id
             host.is_here = repository_id == self.repository_id
@@ -122,14 +122,14 @@ class Neighbours:
             host.received += received
 
     def put_aside(self, host: Host, why: str) -> None:
-        """Have nobody ask a host for a while, for any image."""
+        """Send no request to a host for a while, for any image."""
         with self._lock:
             is_new = not host.is_aside
             host.until = time.monotonic() + ASIDE_SECONDS
             host.failures += 1
             host.why = why
         if is_new:
-            LOG.warning('Neighbour %s is not asked for %d seconds: %s',
+            LOG.warning('Neighbour %s gets no requests for %d seconds: %s',
                         host.address, ASIDE_SECONDS, why)
 
     def status(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Neighbours:
 
 
 class Asking:
-    """Asks the neighbours for blocks of one arriving image. Thread-safe."""
+    """Requests blocks of one arriving image from neighbours. Thread-safe."""
 
     def __init__(self, rack: Neighbours, image_id: str,
                  token: Callable[[], str | None]) -> None:
@@ -155,23 +155,26 @@ class Asking:
         self._image_id = image_id
         self._token = token
         self._lock = threading.Lock()
-        # By address: the client; how many of its bytes are counted.
+        # By address: the client; the number of its counted bytes.
         self._clients: dict[str, daemon_client.Client] = {}
         self._counted: dict[str, int] = {}
-        # By address: the offset before which it has everything; until when it
-        # is not asked.
+        # By address: the offset before which it has everything; the time
+        # before which it gets no request.
         self._stored: dict[str, int] = {}
         self._missing: dict[str, float] = {}
-        # By the repository's id: when a neighbour last asked for this image.
+        # By the repository's id: time of a neighbour's last request for this
+        # image.
         self._heard: dict[str, float] = {}
         self._greetings: list[futures.Future] = []
         self._greeted_by = 0.0
         self._over = False
 
-    # -- who is asked -----------------------------------------------------
+    # -- choice of neighbours ---------------------------------------------
 
     def greet(self) -> None:
-        """Ask all neighbours what they have; so they know that we want it.
+        """Request from all neighbours the list of blocks they have.
+
+        So they learn that the image arrives here.
 
         REQUIRES: neighbours can already find the arriving image here.
         """
@@ -193,7 +196,7 @@ class Asking:
                     self._missing.pop(host.address, None)
 
     def choose(self, home: int, end: int) -> list[Host]:
-        """The neighbours to ask for a lot, in order; none if we are its home.
+        """The neighbours of which to request a lot; none if we are its home.
 
         :param home: the offset by which they are chosen
         :param end: the offset behind the lot
@@ -218,10 +221,10 @@ class Asking:
         return hashlib.sha256(
             f'{self._image_id} {home} {host.address}'.encode()).digest()
 
-    # -- asking -----------------------------------------------------------
+    # -- requests ---------------------------------------------------------
 
     def fetch(self, lot: image_assembly.Lot, home: int, take: Take) -> None:
-        """Receive as much of what a lot wants as neighbours give. Any thread.
+        """Receive the wanted blocks of a lot that neighbours have. Any thread.
 
         :param home: as for `choose`
         :param take: verifies a frame and keeps its blocks
@@ -239,7 +242,7 @@ class Asking:
 
     def _ask(self, host: Host, lot: image_assembly.Lot, take: Take | None,
              deadline: float) -> None:
-        """Ask a neighbour once. It is put aside if that goes wrong."""
+        """Send a neighbour one request. It is put aside if that fails."""
         began = time.monotonic()
         client = None
         try:
@@ -272,7 +275,7 @@ class Asking:
         with self._lock:
             if self._over:
                 raise client_errors.DaemonUnavailable(
-                    'nobody wants it any more')
+                    'no request needs it any more')
             client = self._clients.get(host.address)
             if client is None:
                 client = self._rack.connect(host.address, self._token())
@@ -303,7 +306,7 @@ class Asking:
             return
         with self._lock:
             self._stored.pop(host.address, None)
-            # It may have asked us for the image after it refused.
+            # It may have requested the image from us after it refused.
             if self._heard.get(refusal.repository_id, 0.0) < began:
                 self._missing[host.address] = (
                     time.monotonic() + MISSING_SECONDS)

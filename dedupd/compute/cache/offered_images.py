@@ -2,10 +2,10 @@
 
 """The list of images that a compute host offers to Nova as files.
 
-``dedupd-nova-base`` writes the file, and dedupd learns from it what Glance
-says of an image that a guest reads: the image that comes is compared with
-that. The file lies beside the repository, since it is no part of it. Without
-the file nothing is offered until Glance was asked again.
+``dedupd-nova-base`` writes the file. dedupd reads Glance's facts of an image
+that a guest reads from it, and compares the received image with them. The file
+lies beside the repository, since it is no part of it. Without the file nothing
+is offered until the next answer of Glance.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Offer:
     md5: str | None
 
     def __post_init__(self) -> None:
-        # The values may be from a file that anybody may have written.
+        # The values may be from a file that any user may have written.
         if not (isinstance(self.image_id, str)
                 and imageids.is_image(self.image_id)):
             raise ValueError(f'{self.image_id!r} is not the id of an image')
@@ -56,7 +56,7 @@ class Offer:
 
     @property
     def expected(self) -> arriving_image.Expected:
-        """What the image is compared with when it comes."""
+        """The facts that the received image is compared with."""
         return arriving_image.Expected(self.size, self.md5, self.hash_name,
                                        self.hash_value)
 
@@ -66,7 +66,7 @@ def _is_hex(text: object) -> bool:
 
 
 class File:
-    """The list's file. Thread-safe for those who read it.
+    """The list's file. Thread-safe for readers.
 
     :param datadir: the repository beside which it lies
     """

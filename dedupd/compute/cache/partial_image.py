@@ -15,8 +15,8 @@ receive its blocks, and any number of threads read. Readers get
 
 Neighbours get blocks from the same places (``block_lending.py``). If this host
 has neighbours, blocks come from them first (``neighbour_caches.py``), and from
-the storing host otherwise. A block that several want of the storing host at
-the same time is requested once.
+the storing host otherwise. A block that several readers want of
+the storing host at the same time is requested once.
 
 Readers get no block before it was fingerprinted. Memory holds about
 ``pull.SYNC_BYTES`` of received blocks, AHEAD_BYTES of blocks fetched ahead,
@@ -81,12 +81,12 @@ class _Turns:
 class PartialImage(pull.Pull):
     """A pull whose blocks can be read. Thread-safe, except where noted.
 
-    `_changed` is the lock for the fields. No thread asks the source, or uses
-    the transaction, while it holds this lock.
+    `_changed` is the lock for the fields. No thread sends a request to the
+    source, or uses the transaction, while it holds this lock.
 
     :param asking: the neighbours; None: there are none
     :ivar stored: the offset before which everything is stored
-    :ivar ended: whether nothing more will come
+    :ivar ended: true if nothing more will come
     """
 
     def __init__(self, repository: image_repository.Repository,
@@ -143,7 +143,7 @@ class PartialImage(pull.Pull):
         self.tell()
 
     def tell(self) -> None:
-        """Wake all who wait for something to change."""
+        """Wake all threads that wait for a change."""
         with self._changed:
             self._changes += 1
             self._changed.notify_all()
@@ -212,15 +212,15 @@ class PartialImage(pull.Pull):
             self._asking.interrupt()
 
     def close(self) -> None:
-        """Release everything. REQUIRES: nobody reads."""
+        """Release everything. REQUIRES: no thread reads."""
         if self._asking is not None:
             self._asking.close()
         self._holding.close()
 
-    # -- where blocks come from -------------------------------------------
+    # -- sources of blocks ------------------------------------------------
 
     def greet(self) -> None:
-        """Tell the neighbours that this image arrives here."""
+        """Notify the neighbours that this image arrives here."""
         if self._asking is not None:
             self._asking.greet()
 
@@ -230,11 +230,11 @@ class PartialImage(pull.Pull):
             self._asking.heard(repository_id)
 
     def fetch(self, lot: image_assembly.Lot) -> None:
-        """As pull.Pull.fetch; asks the neighbours first."""
+        """Fetch as pull.Pull.fetch does, from the neighbours first."""
         self._fetch(lot, lot.begin)
 
     def _fetch(self, lot: image_assembly.Lot, home: int) -> None:
-        """Receive what a lot wants, from neighbours or the storing host.
+        """Receive a lot's wanted blocks from neighbours or the storing host.
 
         :param home: the offset by which the neighbours are chosen
         """
@@ -244,7 +244,7 @@ class PartialImage(pull.Pull):
             self._fetch_from_source(lot)
 
     def _fetch_from_source(self, lot: image_assembly.Lot) -> None:
-        """Receive what a lot wants from the storing host.
+        """Receive a lot's wanted blocks from the storing host.
 
         Waits for blocks that come from there already, and for nothing else:
         so no two hosts wait for each other.
@@ -265,7 +265,7 @@ class PartialImage(pull.Pull):
                 super().fetch(lot)
         except BaseException:
             with self._changed:
-                # Nobody reads what came before something wrong did.
+                # No reader gets the frames that came before a wrong one.
                 lot.received = {}
             raise
         finally:
@@ -277,12 +277,12 @@ class PartialImage(pull.Pull):
                 self.tell()
 
     def _is_coming(self, names: set[bytes]) -> bool:
-        """Whether one of these blocks is under way from the storing host."""
+        """Return whether the storing host is sending one of these blocks."""
         return any(name in lot.names and name not in lot.received
                    for lot in self._coming.values() for name in names)
 
     def _take_known(self, lot: image_assembly.Lot) -> None:
-        """Take the blocks that came meanwhile for others."""
+        """Take the blocks that came meanwhile for other requests."""
         known = self._known({name for name, _ in lot.wanted.values()})
         for offset, (name, length) in list(lot.wanted.items()):
             if name in known:
@@ -298,7 +298,7 @@ class PartialImage(pull.Pull):
         """The blocks of ranges in their first lot, and the further ranges.
 
         :param ranges: sorted, without overlap, within the image
-        :param seconds: how long to wait for their description
+        :param seconds: the most seconds to wait for their description
         :returns: fingerprint and length of each block, by its offset
         :raises TimeoutError, ClientError: if that does not come
         :raises InvalidParameter: if a range begins or ends within a block
@@ -325,7 +325,7 @@ class PartialImage(pull.Pull):
         """The bytes of blocks that are here, by their offsets.
 
         :param wanted: some blocks of one lot
-        :param most: so many bytes, or fewer
+        :param most: the most bytes to return
         """
         known, held = self._held(wanted)
         chosen = []
@@ -341,7 +341,7 @@ class PartialImage(pull.Pull):
 
     def _held(self, wanted: dict[int, tuple[bytes, int]]
               ) -> tuple[dict[bytes, bytes], list[lot_pieces.Piece]]:
-        """Those of the blocks that are in memory, and all that are here."""
+        """The blocks that are in memory, and all that are here."""
         first = min(wanted)
         number = self._description.number_at(first)
         lot = self._description.lot(number)
@@ -361,7 +361,7 @@ class PartialImage(pull.Pull):
             is_stored or piece.address or piece.name in known)]
 
     def fetch_early(self, wanted: dict[int, tuple[bytes, int]]) -> None:
-        """Receive those of some blocks of one lot that are not here yet.
+        """Receive the blocks, of one lot, that are not here yet.
 
         They come from the storing host, in no case from a neighbour.
 
@@ -376,13 +376,13 @@ class PartialImage(pull.Pull):
         self._fetch_from_source(lot)
 
     def is_coming(self, wanted: dict[int, tuple[bytes, int]]) -> bool:
-        """Whether one of these blocks is under way from the storing host."""
+        """Return whether the storing host is sending one of these blocks."""
         with self._changed:
             return self._is_coming({name for name, _ in wanted.values()})
 
     @property
     def changes(self) -> int:
-        """For :meth:`wait`: how often something changed."""
+        """The number of changes so far, for :meth:`wait`."""
         return self._changes
 
     def wait(self, changes: int, seconds: float) -> None:

@@ -45,7 +45,7 @@ class Links:
             return False    # it is no link, or gone
 
     def has(self, image_id: str) -> bool:
-        """Whether the image's link is there."""
+        """Return whether the image's link is there."""
         return self._leads(self._path(image_id), image_id)
 
     def put(self, image_id: str) -> None:
@@ -63,8 +63,9 @@ class Links:
         """
         if not self.has(image_id):
             return
-        # Nova may rename a downloaded image to this name at any time. So what
-        # has the name is moved aside first, and put back if it is no link.
+        # Nova may rename a downloaded image to this name at any time. So the
+        # file of this name is moved aside first, and put back if it is no
+        # link.
         path = self._path(image_id)
         aside = os.path.join(self._base, _ASIDE + name_of(image_id))
         with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the mount for Nova answers to the kernel.
+"""Answers of the mount for Nova to the kernel.
 
 It is the mount of ``glance-dedup image mount``, with two differences. Nova
 sets the times of a base image that it uses, and removes those of old times:

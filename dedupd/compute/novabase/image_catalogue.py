@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which of Glance's images Nova may start from before they are here.
+"""The images of Glance from which Nova may start before they are here.
 
 Such an image is active, registered as raw, neither encrypted nor signed, and
 its first bytes are those of a raw disk. Nova inspects and verifies an image
@@ -24,7 +24,7 @@ LOG = log.getLogger(__name__)
 
 #: The first bytes of an image, which the inspector gets. It needs 256 KiB.
 HEAD = 1 << 20
-# What it says of a raw disk: those with a partition table are 'gpt'.
+# Its verdicts on a raw disk: one with a partition table is 'gpt'.
 _RAW = ('raw', 'gpt')
 _STEP = 4096
 # Nova decrypts the images that have such properties, or verifies a signature.
@@ -44,11 +44,11 @@ def offer_of(record: glance_api.Record) -> offered_images.Offer | None:
             record['id'], record['size'], record['os_hash_algo'],
             record['os_hash_value'], record.get('checksum'))
     except (KeyError, TypeError, ValueError):
-        return None     # nobody could tell whether the right image comes
+        return None     # no hash could prove that the right image comes
 
 
 def is_raw(head: bytes, size: int) -> bool:
-    """Whether an image is a raw disk, by its first bytes.
+    """Return whether an image is a raw disk, by its first bytes.
 
     The inspector does not know all formats that QEMU guesses.
 
@@ -61,7 +61,7 @@ def is_raw(head: bytes, size: int) -> bool:
     while left and not wrapper.formats:
         left -= len(wrapper.read(_STEP))
     if not wrapper.formats and len(head) < size:
-        return False    # what follows might tell another format
+        return False    # later bytes might have another format's mark
     try:
         wrapper.close()
         found: Any = wrapper.format
@@ -73,7 +73,7 @@ def is_raw(head: bytes, size: int) -> bool:
 
 
 class Catalogue:
-    """What Glance has for Nova. Used by one thread.
+    """Glance's images for Nova. Used by one thread.
 
     :param known: offers that have passed the inspection
     """
@@ -87,7 +87,7 @@ class Catalogue:
     def offers(self) -> dict[str, offered_images.Offer]:
         """The images that Glance has now, by their ids.
 
-        :raises GlanceError: if Glance does not tell
+        :raises GlanceError: if Glance does not list them
         """
         verdicts: dict[offered_images.Offer, bool] = {}
         for record in self._glance.records():

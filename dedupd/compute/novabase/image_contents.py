@@ -2,11 +2,11 @@
 
 """The images that a compute host offers to Nova, and their bytes.
 
-What is known of an image comes from memory alone: no look-up waits for
-Glance, for dedupd, or for the network. The bytes come from the repository if
+The facts of an image come from memory alone: no look-up waits for Glance, for
+dedupd, or for the network. The bytes come from the repository if
 the whole image is there, and then need no daemon. Otherwise they come from
-dedupd, which fetches the image. A read waits for as long as somebody has the
-image: while dedupd restarts, or while the storing host is away.
+dedupd, which fetches the image. A read waits while the image still
+exists somewhere: while dedupd restarts, or while the storing host is away.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from glance_dedup.repository import openimages
 
 LOG = log.getLogger(__name__)
 
-#: Seconds before a failed read is tried again, and between two looks whether
-#: the whole image is here.
+#: Seconds before a failed read is tried again, and between two checks whether
+#: #: the whole image is here.
 PAUSE = 1.0
 
 
@@ -34,7 +34,7 @@ class Contents(mount.Source):
     """The images that the mount shows. Thread-safe, but for `show`.
 
     :param socket: on which dedupd serves NBD
-    :param is_missing: whether dedupd says that nobody has an image
+    :param is_missing: returns whether dedupd reports that no host has an image
     """
 
     def __init__(self, repository: image_repository.Repository, socket: str,
@@ -54,14 +54,14 @@ class Contents(mount.Source):
         self._pins: dict[str, openimages.Image] = {}
         self._gone: frozenset[str] = frozenset()
 
-    # -- which images ------------------------------------------------------
+    # -- shown images ------------------------------------------------------
 
     def show(self, offers: dict[str, offered_images.Offer],
              gone: frozenset[str]) -> None:
         """Show these images from now on, and let go of all others.
 
-        :param gone: those of them that Glance has no more. They are held open
-            if they are here, so that nobody evicts them.
+        :param gone: the ones that Glance has no more. If they are here, they
+            are held open, so that they are not evicted.
         """
         with self._lock:
             self._offers, self._gone = offers, gone
@@ -97,7 +97,7 @@ class Contents(mount.Source):
         return None
 
     def is_here(self, offer: offered_images.Offer) -> bool:
-        """Whether the whole image is here."""
+        """Return whether the whole image is here."""
         if offer.image_id in self._pins:
             return True
         image = self.open_present(offer)
@@ -106,15 +106,15 @@ class Contents(mount.Source):
         return image is not None
 
     def is_open(self, image_id: str) -> bool:
-        """Whether anybody has the image's file open."""
+        """Return whether a process has the image's file open."""
         with self._lock:
             return image_id in self._open
 
     def is_lost(self, image_id: str) -> bool:
-        """Whether the rest of an image cannot come any more.
+        """Return whether the rest of an image cannot come any more.
 
-        The storing host keeps an image that was deleted in Glance for those
-        who are reading it. So dedupd is asked, too.
+        The storing host keeps an image that was deleted in Glance for its
+        readers. So this requests dedupd's answer, too.
         """
         return (image_id in self._gone or image_id not in self._offers) and (
             self._is_missing(image_id))
@@ -122,16 +122,16 @@ class Contents(mount.Source):
     # -- as mount.Source ---------------------------------------------------
 
     def names(self) -> list[str]:
-        """As :class:`mount.Source`."""
+        """See :class:`mount.Source`."""
         return sorted(self._offers)
 
     def facts(self, image_id: str) -> mount.Facts:
-        """As :class:`mount.Source`; from memory."""
+        """See :class:`mount.Source`; from memory."""
         offer = self._offers[image_id]
         return mount.Facts(image_id, offer.hash_value, offer.size, 0)
 
     def open(self, facts: mount.Facts) -> 'Content':
-        """As :class:`mount.Source`; waits for nobody."""
+        """See :class:`mount.Source`; never waits."""
         offer = self._offers[facts.image_id]
         if offer.hash_value != facts.upload_id:
             raise LookupError(f'image {facts.image_id} is another one now')
@@ -140,7 +140,7 @@ class Contents(mount.Source):
         return Content(self, offer)
 
     def closed(self, image_id: str) -> None:
-        """Note that one of those who had an image open has closed it."""
+        """Note that one user of an open image has closed it."""
         with self._lock:
             self._open[image_id] -= 1
             if not self._open[image_id]:
@@ -149,7 +149,7 @@ class Contents(mount.Source):
     # -- times -------------------------------------------------------------
 
     def times(self, image_id: str) -> tuple[int, int]:
-        """When an image was read and changed, as far as somebody set that.
+        """Times of an image's access and change, as a process has set them.
 
         In nanoseconds since 1970; at first the start of this process.
         """
@@ -162,7 +162,7 @@ class Contents(mount.Source):
 
 
 class Content(mount.Opened):
-    """One image that somebody has open. Thread-safe."""
+    """One open image. Thread-safe."""
 
     def __init__(self, contents: Contents,
                  offer: offered_images.Offer) -> None:
@@ -204,7 +204,7 @@ class Content(mount.Opened):
         return reading.read(length, offset)
 
     def _get(self) -> openimages.Image | nbd_client.Export | None:
-        """What to read from: the repository as soon as that has it all."""
+        """The source to read: the repository once it has the whole image."""
         with self._lock:
             now = time.monotonic()
             if isinstance(self._reading, openimages.Image) or (

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Keeps what Nova finds in step with what Glance has.
+"""Keeps the links that Nova finds in step with Glance's images.
 
-Once a minute the keeper asks Glance for its images, and makes, restores and
-removes links. An image that Glance has no more keeps its link while somebody
-has it open, and while the whole of it is here: a server that is shut off may
-start again. Nova's own image cache manager removes that link once no server
-needs it, and it is not put back.
+Once a minute the keeper lists Glance's images, and makes, restores and
+removes links. An image that Glance has no more keeps its link while a
+process has it open, and while the whole of it is here: a server that is shut
+off may start again. Nova's own image cache manager removes that link once no
+server needs it, and it is not put back.
 
 An image that is not here whole has a link only while dedupd can fetch it. The
 link goes when dedupd has found that the storing host has another image under
@@ -32,7 +32,7 @@ LOG = log.getLogger(__name__)
 
 #: Seconds between two refreshes.
 INTERVAL = 60.0
-#: Seconds without an answer after which dedupd is not waited for any more.
+#: Seconds without an answer after which the keeper gives dedupd up.
 AWAY = 120.0
 
 Offers = dict[str, offered_images.Offer]
@@ -42,8 +42,8 @@ class Keeper:
     """Keeps the offers, the links and the file. Used by one thread.
 
     :param connect: logs in at Glance, or raises GlanceError
-    :param wrong_images: those of which dedupd found another at the storing
-        host; None: dedupd does not answer now
+    :param wrong_images: returns the images of which dedupd found another at
+        the storing host; None: dedupd does not answer now
     """
 
     def __init__(self, contents: image_contents.Contents,
@@ -59,7 +59,7 @@ class Keeper:
         self._told: dict[str, str] = {}
         # When dedupd answered last, by the monotonic clock.
         self._answered = time.monotonic()
-        # Until Glance answers, it is believed to have what it had.
+        # Until Glance answers, its last list counts.
         self._shown = self._saved = self._offered = file.offers()
         contents.show(self._shown, frozenset())
 
@@ -75,7 +75,7 @@ class Keeper:
 
     def run_once(self) -> None:
         """Refresh once. Failures are logged, each once in a row."""
-        self._attempt('Asking Glance', self._ask)
+        self._attempt('A request to Glance', self._ask)
         gone = frozenset(
             image_id for image_id, offer in self._shown.items()
             if image_id not in self._offered and self._stays(offer))
@@ -103,7 +103,7 @@ class Keeper:
         self._offered = self._catalogue.offers()
 
     def _stays(self, offer: offered_images.Offer) -> bool:
-        """Whether an image that Glance has no more is still shown."""
+        """Return whether an image that Glance has no more is still shown."""
         return self._contents.is_open(offer.image_id) or (
             self._links.has(offer.image_id) and self._contents.is_here(offer))
 
@@ -121,7 +121,7 @@ class Keeper:
         for image_id, offer in self._shown.items():
             comes = wrong is not None and image_id not in wrong
             if comes or self._contents.is_here(offer):
-                # Also of an image that Glance has no more: while dedupd was
+                # Also for an image that Glance has no more: while dedupd was
                 # away it may have lost its link, which its servers need to
                 # start again.
                 self._links.put(image_id)

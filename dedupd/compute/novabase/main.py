@@ -54,7 +54,7 @@ def _wrong_images(conf: cfg.ConfigOpts) -> frozenset[str] | None:
 
 
 def _is_missing(conf: cfg.ConfigOpts, image_id: str) -> bool:
-    """Whether the daemon says that neither it nor the storing host has it."""
+    """Return whether the daemon reports that no host has the image."""
     try:
         with daemon_client.Client(f'unix:{conf.dedupd.socket}') as client:
             client.request('HEAD', f'/v1/images/{image_id}').close()
@@ -81,7 +81,7 @@ def _readers(conf: cfg.ConfigOpts) -> int:
 
 
 def _require_protected(directory: str) -> None:
-    """Check that this process can replace nobody else's files in a directory.
+    """Check that this process can replace no other user's files there.
 
     :raises ValueError: it could
     """

@@ -3,8 +3,8 @@
 """Mounts for a process that cannot mount by itself.
 
 The unit confines ``dedupd-nova-base``. The process gains no privileges, so
-the set-user-id program fusermount3 cannot mount for it, and what it mounts in
-its own name space is not visible to Nova. systemd therefore runs
+the set-user-id program fusermount3 cannot mount for it, and its mounts in its
+own name space are not visible to Nova. systemd therefore runs
 ``dedupd-nova-base mount`` outside of these limits (``ExecStartPost``).
 fusermount3 mounts there, and sends the descriptor of ``/dev/fuse`` through a
 Unix socket to the confined process, which serves it.

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The process ``dedupd-relay``, which Nova asks in place of the cache."""
+"""The process ``dedupd-relay``, which gets Nova's requests for the cache."""

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether the cache lives.
+"""Checks whether the cache lives.
 
-The cache may be silent for long while it works: it compares what it sent with
-Glance's bytes, or Glance takes an upload. So silence alone does not count. If
-nothing has come on a connection for a while, the relay asks for
+The cache may be silent for long while it works: it compares the bytes that it
+sent with Glance's, or Glance takes an upload. So silence alone does not count.
+If nothing has come on a connection for a while, the relay requests
 ``/healthcheck`` on the daemon's Unix socket. The daemon's event loop answers
 that at once. If it does not, the daemon is *hung*: all waits that were silent
 end, and requests go to Glance until it answers again.
 
-Where nobody accepts connections, the kernel ends those of the cache, too. So
-that is no reason to end waits: a daemon that is being stopped has closed its
-Unix socket already, and still finishes its responses.
+If no process accepts connections, the kernel ends those of the cache, too. So
+a refused connection is no reason to end waits: a daemon that is being stopped
+has closed its Unix socket already, and still finishes its responses.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from oslo_log import log
 
 LOG = log.getLogger(__name__)
 
-#: Seconds between two looks at the waits.
+#: Seconds between two checks of the waits.
 LOOK_SECONDS = 2.0
-#: Seconds without a byte after which the relay asks whether the cache lives,
-#: and those for the answer.
+#: Seconds without a byte after which the relay checks whether the cache lives,
+#: #: and seconds for the answer.
 QUIET_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
-#: Seconds for which the cache is not asked after it could not be reached.
+#: Seconds without requests to the cache after it could not be reached.
 AWAY_SECONDS = 3.0
 
 _QUESTION = (b'GET /healthcheck HTTP/1.1\r\nHost: localhost\r\n'
@@ -49,7 +49,7 @@ class Pulse:
         self._away_until = 0.0
 
     def is_away(self) -> bool:
-        """Whether requests are to go to Glance at once."""
+        """Return whether requests are to go to Glance at once."""
         return self._hung or (
             asyncio.get_running_loop().time() < self._away_until)
 
@@ -77,7 +77,7 @@ class Pulse:
             del self._waits[timeout]
 
     async def run(self) -> None:
-        """Look after the waits, for ever."""
+        """Check the waits, for ever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -105,7 +105,7 @@ class Pulse:
                     timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _is_hung(self) -> bool:
-        """Whether somebody accepts connections, and does not answer."""
+        """Return whether connections are accepted, and not answered."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX) as sock:
             sock.setblocking(False)

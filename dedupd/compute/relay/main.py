@@ -43,7 +43,7 @@ DRAIN_SECONDS = 8.0
 def _sockets(conf: cfg.ConfigOpts) -> list[socket.socket]:
     """The passed sockets, or a new one.
 
-    :raises OSError, ValueError: if there is none that is of this host only
+    :raises OSError, ValueError: if there is none that only this host reaches
     """
     passed = systemd.passed_sockets()
     for sock in passed:
@@ -63,7 +63,7 @@ def _sockets(conf: cfg.ConfigOpts) -> list[socket.socket]:
 
 
 def _check(conf: cfg.ConfigOpts) -> None:
-    """Refuse options with which there is nothing to pass on to.
+    """Refuse options that name no server to pass requests on to.
 
     :raises ValueError: names the options
     """
@@ -74,7 +74,7 @@ def _check(conf: cfg.ConfigOpts) -> None:
 
 
 async def _run(conf: cfg.ConfigOpts, sockets: list[socket.socket]) -> None:
-    """Serve until a signal says to end."""
+    """Serve until a signal to end."""
     loop = asyncio.get_running_loop()
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,15 +2,16 @@
 
 """Passes requests on to the cache, or to Glance while the cache is away.
 
-The relay changes nothing, both ways. What the cache answers counts, errors
-too. If the cache gives no answer, the relay asks Glance in its place: for a
-request that changes nothing in any case, for others only if nothing of them
-was sent. A body with an image's bytes that breaks off is continued from Glance
-at the same offset, so that its client does not notice.
+The relay changes nothing, both ways. The cache's answer counts, errors too. If
+the cache gives no answer, the relay sends the request to Glance: one that
+changes nothing in any case, others only if nothing of them was sent. A body
+with an image's bytes that breaks off is continued from Glance at the same
+offset, so that its client does not notice.
 
 The cache breaks off on purpose if it finds that it sent bytes of another
-image. The relay cannot tell that from a failure. So it keeps the SHA-256 of
-what it handed out, and hands out more only if Glance's image has those bytes.
+image. The relay cannot distinguish that from a failure. So it keeps the
+SHA-256 of the bytes that it sent, and sends more only if Glance's image has
+those bytes.
 """
 
 from collections.abc import AsyncGenerator
@@ -64,7 +65,7 @@ class Relay:
 
     async def _pass_on(self, message: messages.Message, headers: list[Header]
                        ) -> messages.Response:
-        """The answer of the cache, or Glance's in its place.
+        """Return the cache's answer, or Glance's in its place.
 
         :raises UpstreamError: if neither gives one, or only the cache may
         """
@@ -83,7 +84,7 @@ class Relay:
     async def _from_cache(self, message: messages.Message,
                           headers: list[Header]
                           ) -> upstream_client.Answer | None:
-        """The cache's answer; None: Glance is to be asked.
+        """Return the cache's answer; None: the request is to go to Glance.
 
         :raises UpstreamError: if the cache may have done something, and failed
         """
@@ -108,7 +109,7 @@ class Relay:
                      facts: image_parts.Facts) -> AsyncGenerator[Any, None]:
         """The bytes of an answer, to their announced end.
 
-        :raises OtherImage: if those that were handed out are not Glance's
+        :raises OtherImage: if the sent bytes are not Glance's
         :raises UpstreamError: if Glance no longer gives the image, or fails
         """
         handed = begin

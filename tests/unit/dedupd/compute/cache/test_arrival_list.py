@@ -695,7 +695,7 @@ def test_the_peer_dies(hosts, monkeypatch):
     # For a while it is not asked, and nobody waits for it.
     requests = hosts.relay.requests.total()
     hosts.daemon.start()
-    with pytest.raises(image_source.ArrivalFailed, match='asked again in'):
+    with pytest.raises(image_source.ArrivalFailed, match='requests again in'):
         hosts.arrivals.open('one', expected, None)
     assert hosts.relay.requests.total() == requests
     hosts.arrivals._away = 0.0, ''
