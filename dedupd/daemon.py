@@ -104,7 +104,7 @@ def warn_of_unknown(conf: cfg.ConfigOpts) -> None:
 
 
 def require_replication(options: Any) -> None:
-    """Check what the bounds of single options cannot express.
+    """Check conditions that the bounds of single options cannot express.
 
     :param options: the group ``[replication]``
     :raises ValueError: if ``target_url`` is set, and an option that it needs
@@ -183,7 +183,7 @@ class Daemon:
         self._server = http_server.Server(options)
         self._names = None
         if options.glance_cloud:
-            # Imported only where Glance is asked.
+            # Imported only where names come from Glance.
             from dedupd.sync import image_names
             self._names = image_names.Names(self._repository,
                                             options.glance_cloud)
@@ -197,7 +197,7 @@ class Daemon:
                 conf, self._control, self._scheduler)
 
     def _make_services(self) -> operations.Sources:
-        """Make what listeners serve; return the sources of its status."""
+        """Make the listeners' services; return the sources of their status."""
         options, server = self._options, self._server
         tokens = None
         if options.glance_url:
@@ -212,26 +212,26 @@ class Daemon:
                 options.glance_url, options.glance_ca))
         self._lending = (None if self._cache is None
                          else self._cache.lending(self._reads))
-        told: dict[str, Any] = {}
+        optional: dict[str, Any] = {}
         if options.nbd_socket:
             self._exports = nbd.Exports(
                 options.nbd_socket, self._repository, self._open_reading,
                 options, server.shared.stopping)
-            told['nbd'] = self._exports.status
+            optional['nbd'] = self._exports.status
         if self._cache is not None:
             self._proxy = self._cache.proxy(self._reads)
-            told['cache'] = self._cache.status
+            optional['cache'] = self._cache.status
         if self._names is not None:
-            told['name'] = self._names.get
+            optional['name'] = self._names.get
         return operations.Sources(
             reads=lambda: {'connections': server.connections,
                            'requests': server.shared.requests,
                            'bytes': server.shared.sent},
             receiving=self._receiving.status,
-            certificates=lambda: expiry.certificates(self._conf), **told)
+            certificates=lambda: expiry.certificates(self._conf), **optional)
 
     async def run(self) -> None:
-        """Serve until a signal says to end."""
+        """Serve until a signal to end."""
         loop = asyncio.get_running_loop()
         ending = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -307,7 +307,7 @@ class Daemon:
     def _open_reading(self, image_id: str) -> image_source.Reading:
         """Open an image for reading over NBD. Blocks the thread."""
         if self._cache is not None:
-            # A guest looks at a disk's end before anything else.
+            # A guest reads a disk's end before anything else.
             return self._cache.arrive(image_id, held_back=False)
         return image_source.Present(self._repository.open_image(image_id))
 
@@ -317,7 +317,7 @@ class Daemon:
                                self._socket_mode(option))
 
     def _cache_listener(self, where: str) -> listeners.Listener:
-        """Where Nova asks; on a Unix socket, only the relay and root."""
+        """Listen for Nova; on a Unix socket, only for the relay and root."""
         if listeners.is_path(where):
             return listeners.Listener(
                 'cache', self._listen_at(where, 0o600), self._proxy.serve,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The HTTP endpoints, and which listener has which.
+"""The HTTP endpoints, and a table of them for each listener.
 
 ``doc/source/reference/openapi.yaml`` describes them. The Unix socket has all
-endpoints. The TLS listener has those that read images, and those that receive
-images from other sites. If the daemon is a compute host's cache, both have the
-one that lends blocks to neighbours. The status listener has those that show
-the daemon's state and change nothing.
+endpoints. The TLS listener has the endpoints that read images, and those that
+receive images from other sites. If the daemon is a compute host's cache, both
+have the one that lends blocks to neighbours. The status listener has those
+that show the daemon's state and change nothing.
 """
 
 import asyncio
@@ -168,7 +168,7 @@ class API:
         return messages.json_response({'live': True})
 
     async def _ready(self, request: messages.Request) -> messages.Response:
-        """Whether reads are served, and the repository's disk answers."""
+        """Return whether reads are served, and the repository's disk works."""
         try:
             await asyncio.wait_for(
                 self._run(os.stat, os.path.join(self._path, 'images')),

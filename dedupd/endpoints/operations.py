@@ -141,7 +141,7 @@ class Control:
             'started': self._started, 'ready': self.ready}
 
     def summary(self) -> Fields:
-        """What the daemon is doing: the status without what is stored."""
+        """The daemon's activity: the status without the stored data."""
         return {
             'daemon': self._daemon(),
             'catalog': self._scheduler.catalog_state,

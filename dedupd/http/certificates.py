@@ -3,8 +3,8 @@
 """The TLS listener's certificate, and the check of operators' certificates.
 
 The files are read again when one of them has changed, because the programs
-that renew revocation lists tell nobody. A certificate is judged when its
-connection begins, by the authorities and the lists of that moment. Their
+that renew revocation lists send no notification. A certificate is judged when
+its connection begins, by the authorities and the lists of that moment. Their
 fingerprint, ``trust``, goes with the connection. At each request it is
 compared with the current one.
 """
@@ -56,7 +56,7 @@ class Certificates:
         return self._context, self._trust
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """A value that changes when a file does."""
+        """Return a value that changes when a file does."""
         options = self._options
         return [_stamp(path) for path in (
             options.tls_cert, options.tls_key, options.tls_client_ca,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Asks Glance whether a user may read an image, and what image it is.
+"""Requests from Glance whether a user may read an image, and its record.
 
-Only Glance knows the policies, who owns an image, and with whom it is shared.
-So the daemon requests one byte of the image with the user's token. A user who
+Only Glance knows the policies, an image's owner, and its members. So
+the daemon requests one byte of the image with the user's token. A user who
 may read that byte may read the rest.
 """
 
@@ -49,7 +49,7 @@ async def ask_first_byte(upstream: upstream_client.Upstream, target: str,
 
 async def ask_record(upstream: upstream_client.Upstream, target: str,
                      headers: list[Header]) -> tuple[int, dict[str, Any]]:
-    """The status of Glance's answer, and, if that is 200, an image's record.
+    """Return the status of Glance's answer, and, if 200, an image's record.
 
     :raises UpstreamError: if there is no answer, or it broke off
     :raises ValueError: if the answer is not the record of an image

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Asks Glance whether a user's token opens an image.
+"""Checks with Glance whether a user's token opens an image.
 
 A token that opens an image in Glance (``glance.py``) opens it here. So a
 stolen compute host reads no more than the tokens on it may. The daemon also
@@ -26,12 +26,12 @@ MAX_COUNT = 10000
 MAX_REQUESTS = 1000
 
 _TIMEOUT = 10.0
-# The most questions that Glance is asked at once.
+# The most requests to Glance at once.
 _AT_ONCE = 4
 
 
 class Tokens:
-    """Asks Glance, and remembers for a while what it allowed.
+    """Checks tokens with Glance, and remembers permissions for a while.
 
     Used in the event loop's thread.
 
@@ -53,8 +53,8 @@ class Tokens:
 
         :param image_id: well formed
         :returns: the hash of that image; None: Glance has none
-        :raises HTTPError: 401, 403 or 404 as Glance says; 503 if it says
-            anything else, or nothing
+        :raises HTTPError: 401, 403 or 404 as Glance answers; 503 if it
+            answers anything else, or nothing
         """
         key = hashlib.sha256(token.encode('latin-1')).digest()
         key += image_id.encode()
@@ -83,7 +83,7 @@ class Tokens:
                 status, 'Glance does not give this image to this token.')
         if status not in (200, 206):
             raise messages.HTTPError(
-                503, f'The token cannot be checked: Glance said {status}.')
+                503, f'The token cannot be checked: Glance answered {status}.')
         return found
 
     def _told(self, key: bytes, began: float,
@@ -93,7 +93,7 @@ class Tokens:
             return
         status, found = future.result()
         if status in (200, 206):
-            # Count from the question on: the answer may be that old.
+            # Count from the request on: the answer may be that old.
             self._allowed[key] = began + REMEMBERED, found
             self._allowed.move_to_end(key)
             while len(self._allowed) > MAX_COUNT:
@@ -101,7 +101,7 @@ class Tokens:
 
     async def _ask(self, token: str, image_id: str
                    ) -> tuple[int, hashes.Hash | None]:
-        """Glance's status, and the image's hash.
+        """Return Glance's status, and the image's hash.
 
         :raises UpstreamError, TimeoutError: if Glance does not answer
         :raises ValueError: if the answer is not the record of an image

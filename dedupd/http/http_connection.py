@@ -139,7 +139,7 @@ class HTTPConnection:
         except Exception:
             LOG.exception('A request failed.')
             response = messages.error_response(messages.HTTPError(
-                500, 'The daemon failed; its log says how.'))
+                500, 'The daemon failed; its log has the cause.'))
         if response.session is not None:
             await self._change(response.session)
             return False
@@ -161,7 +161,7 @@ class HTTPConnection:
         return not self._shared.stopping.is_set()
 
     async def _receive_header(self) -> h11.Request | None:
-        """The next request; None if the peer ended or nothing came."""
+        """Return the next request; None if the peer ended or nothing came."""
         deadline = None
         while True:
             event = await self._h11.event()
@@ -340,7 +340,8 @@ class HTTPConnection:
         except streams.Disconnected:
             raise
         except Exception as e:
-            # It is too late for another status; the missing end shows it.
+            # It is too late for another status; the missing end shows the
+            # failure.
             _STRANGERS.error('A response was cut off: %s', e)
             if self._h11.their_http_version != b'1.1':
                 # For an older client, the connection's end may end the body.

@@ -10,11 +10,10 @@ bound:
 * a connection on which nothing comes is closed after ``idle_timeout``, and
   before that if another one needs its place (``connection_limits.py``);
 * from a request's first byte on its whole header, at most 16 KiB, has to come
-  within ``header_timeout``, however it drips; each 256 KiB of its body, which
-  has at most what its route allows, within as long again;
-* whether a request is allowed is asked before any of its body is received, and
-  the bodies of all connections together have ``max_body_memory_mib`` of
-  memory;
+  within ``header_timeout``, however it drips; each 256 KiB of its body, whose
+  length its route limits, within as long again;
+* a request is checked before any of its body is received, and the bodies of
+  all connections together have ``max_body_memory_mib`` of memory;
 * a response is produced piece by piece, the next one when the client has taken
   the last; a client that takes nothing for ``write_timeout`` is cut off.
 
@@ -24,10 +23,10 @@ is for passing requests on. A client of it that sends nothing of a body for
 ``idle_timeout`` is cut off.
 
 Everything runs in the event loop's thread, and handlers must not block it.
-Nor must what has arrived already: awaiting that is no wait, and a client that
-sends faster than it is served would have the loop for itself. So whatever is
-awaited of a client lets all others go on first: bytes (``receive``), events of
-HTTP (``Parser``), and connections.
+Nor must bytes that have arrived already: awaiting these is no wait, and a
+client that sends faster than it is served would have the loop for itself. So
+each await of a client's data lets all other tasks go on first: bytes
+(``receive``), events of HTTP (``Parser``), and connections.
 
 Only a body that threads make may be sent by them, too, as far as the socket
 takes it at once (``Pour``): handing each piece over costs more than sending.
@@ -56,7 +55,7 @@ _LOOK_SECONDS = 2.0
 class Server:
     """Accepts on all listeners and serves each connection in a task.
 
-    :ivar shared: what its connections have in common
+    :ivar shared: limits and counters that its connections share
     """
 
     def __init__(self, limits: messages.Limits) -> None:
@@ -124,10 +123,10 @@ class Server:
             await asyncio.sleep(0)
 
     async def _look_after(self) -> None:
-        """End waiting connections of operators who may have lost their rights.
+        """End waiting connections of operators whose rights may have ended.
 
-        Otherwise these would lose their rights at the next request. Those who
-        keep their rights connect again, and need not notice.
+        Otherwise these would lose their rights at the next request. Operators
+        with the rights connect again, and need not notice.
         """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)

@@ -65,14 +65,14 @@ class Sent:
 
     begin: int
     handed: int
-    """Where the client's bytes end."""
+    """The end of the client's bytes."""
     end: int
     digest: bytes | None
     """The SHA-256 of the client's bytes. None: they are Glance's."""
 
 
 def asked(message: messages.Message, headers: list[Header]) -> Asked | None:
-    """The image bytes that a request asks for; None: it asks for others.
+    """Return the image bytes that a request is for; None: it is for others.
 
     :param headers: the request's end-to-end headers
     """
@@ -87,13 +87,13 @@ def asked(message: messages.Message, headers: list[Header]) -> Asked | None:
 
 
 def md5_of(headers: list[Header]) -> str | None:
-    """The MD5 of the image that an answer is of; None: it does not say."""
+    """Return the MD5 of an answer's image; None: the answer has none."""
     md5 = text(headers, b'content-md5')
     return md5 if _MD5.fullmatch(md5) else None
 
 
 def span(answer: upstream_client.Answer) -> tuple[int, int, Facts] | None:
-    """Begin and end of the bytes that an answer announces, and their image.
+    """Return where an answer's bytes begin and end, and facts of their image.
 
     None: its body is not a part of an image as it is, or of no known length.
     """
@@ -116,7 +116,7 @@ def span(answer: upstream_client.Answer) -> tuple[int, int, Facts] | None:
 
 async def rest(upstream: upstream_client.Upstream, request: Asked,
                facts: Facts, sent: Sent) -> AsyncGenerator[memoryview, None]:
-    """The bytes from `sent.handed` on, after those before are compared.
+    """Yield the bytes from `sent.handed` on, after comparing those before.
 
     :raises OtherImage: if Glance's image has other bytes before
     :raises UpstreamError: if Glance no longer gives the image, or fails

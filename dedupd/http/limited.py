@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Log what strangers cause, without letting them fill the disk."""
+"""Log errors that strangers cause, without letting them fill the disk."""
 
 import logging
 import threading
@@ -19,10 +19,9 @@ LENGTH = 300
 class Log:
     """A log of bounded messages, and a bounded number of them. Thread-safe.
 
-    What is left out is counted, and the next message that is written says how
-    many there were.
+    Omitted messages are counted; the next written message has their number.
 
-    :param log: where they are written
+    :param log: the log that gets them
     """
 
     def __init__(self, log: Any) -> None:
@@ -32,7 +31,7 @@ class Log:
         self._room = self._left_out = 0
 
     def warning(self, message: str, *arguments: Any) -> None:
-        """Write a warning; the arguments may be whatever a stranger sent."""
+        """Write a warning; the arguments may be a stranger's data."""
         self._write(logging.WARNING, message, arguments)
 
     def error(self, message: str, *arguments: Any,

@@ -35,10 +35,10 @@ class Connection(Protocol):
 
 @dataclasses.dataclass
 class Listener:
-    """A listening socket, and what it serves.
+    """A listening socket, and its service.
 
     :ivar router: finds handlers; None: the protocol is not HTTP
-    :ivar allowed: for a Unix socket: whether a user id may connect
+    :ivar allowed: for a Unix socket: returns whether a user id may connect
     :ivar tls: returns the context for a new connection, and the current
         trust, for comparison; None: no TLS
     :ivar other: makes a connection of another protocol
@@ -100,7 +100,7 @@ def require_loopback(option: str, address: str) -> None:
     """Refuse an option with an address that other hosts reach.
 
     :param address: or the path of a Unix socket
-    :raises ValueError: names the option, and what to do
+    :raises ValueError: names the option, and a remedy
     """
     if is_path(address):
         return
@@ -115,7 +115,7 @@ def require_loopback(option: str, address: str) -> None:
 def require_distinct(listen: str, relay_listen: str | None) -> None:
     """Refuse addresses at which a cache and its relay cannot both listen.
 
-    :raises ValueError: names the options, and what to do
+    :raises ValueError: names the options, and a remedy
     """
     require_loopback('listen', listen)
     if listen == relay_listen:
@@ -138,9 +138,9 @@ def begin(where: str, listen: Callable[[str], socket.socket]
 
 
 def listen_unix(path: str, mode: int) -> socket.socket:
-    """Listen at a path; this replaces a socket that nobody serves.
+    """Listen at a path; this replaces a socket that no process serves.
 
-    :raises OSError: EADDRINUSE if somebody serves the socket there; EEXIST if
+    :raises OSError: EADDRINUSE if a process serves the socket there; EEXIST if
         the path is not a socket, which is left alone
     """
     temporary = f'{path}.{os.getpid()}'

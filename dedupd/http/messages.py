@@ -47,7 +47,7 @@ class Peer:
     uid: int | None = None
     """The user id of a peer on a Unix socket."""
     operator: bool = False
-    """Whether its certificate is of the operators' authority, by the current
+    """True if its certificate is of the operators' authority, by the current
     trust."""
     names: tuple[str, ...] = ()
     """The common names, and the DNS names, of an operator's certificate."""
@@ -95,7 +95,7 @@ class Message:
 
 
 class Pieces(Protocol):
-    """As much of an asynchronous generator as sending a body needs."""
+    """The methods of an asynchronous generator that sending a body needs."""
 
     async def asend(self, pour: streams.Pour | None, /) -> Any:
         """The next piece."""

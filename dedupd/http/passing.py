@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Answers requests by what another server answers, as it came."""
+"""Answers requests with another server's answers, unchanged."""
 
 from collections.abc import Awaitable
 from collections.abc import Callable

@@ -25,8 +25,8 @@ class Route:
     body_limit: int
     admit: Admit
     sent_bytes: int = 0
-    """Of the last response that was made as a whole: about as many as the next
-    one will have."""
+    """Bytes of the last response that was made as a whole: an estimate for the
+    next one."""
 
 
 def _admit_all(request: messages.Request, **arguments: str

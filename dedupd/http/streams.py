@@ -22,11 +22,11 @@ class Disconnected(Exception):
 
 
 class CertificateRefused(Disconnected):
-    """The peer's certificate is invalid; the message says why."""
+    """The peer's certificate is invalid; the message has the reason."""
 
 
 class Parser(h11.Connection):
-    """Parses with h11 what a peer sends.
+    """Parses a peer's bytes with h11.
 
     It adds two checks that h11 0.14 lacks: it verifies the end of each chunk
     of a body (CVE-2025-43859), and it limits a length to as many digits as
@@ -95,7 +95,7 @@ class Pour:
 
 
 class Sent:
-    """Stands for bytes that are already sent, where h11 counts them."""
+    """Represents sent bytes where h11 counts them."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -204,7 +204,7 @@ class SocketStream:
                                   struct.pack('ii', 1, 0))
 
     async def finish(self, timeout: float) -> None:
-        """Tell the peer that nothing more comes."""
+        """Notify the peer that nothing more comes."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -248,7 +248,7 @@ class TLSStream:
                 await self._flush(timeout)
                 await self._fill()
             except ssl.SSLError as e:
-                # Send the alert, which says why.
+                # Send the alert, which has the reason.
                 with contextlib.suppress(Disconnected):
                     await self._flush(timeout)
                 if isinstance(e, ssl.SSLCertVerificationError):
@@ -272,7 +272,7 @@ class TLSStream:
             if kind in ('commonName', 'DNS')))
 
     async def receive(self) -> bytes:
-        """As `SocketStream.receive`."""
+        """See `SocketStream.receive`."""
         # The received bytes may have thousands of records.
         await asyncio.sleep(0)
         while True:
@@ -286,7 +286,7 @@ class TLSStream:
                 raise Disconnected(f'TLS: {e.reason or e}')
 
     async def send(self, data: Any, timeout: float) -> None:
-        """As `SocketStream.send`."""
+        """See `SocketStream.send`."""
         view = memoryview(data).cast('B')
         while view:
             try:
@@ -296,11 +296,11 @@ class TLSStream:
             await self._flush(timeout)
 
     def pour(self) -> None:
-        """As `SocketStream.pour`; None: threads cannot send."""
+        """See `SocketStream.pour`; None: threads cannot send."""
         return None
 
     def abort(self) -> None:
-        """As `SocketStream.abort`."""
+        """See `SocketStream.abort`."""
         self._stream.abort()
 
     async def finish(self, timeout: float) -> None:

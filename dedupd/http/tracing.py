@@ -7,8 +7,8 @@ of ``[profiler]``. Any other header is passed on, but begins nothing here. The
 request that a span covers is passed on with the span as its parent, signed
 with the same key, so that Glance's own span becomes a part of it.
 
-The store of traces may be slow, or away. So a thread tells it, and what waits
-for it is bounded.
+The store of traces may be slow, or away. So a thread sends events to it, from
+a bounded queue.
 """
 
 from collections.abc import Awaitable
@@ -45,7 +45,7 @@ STOP_SECONDS = 4.0
 
 _INFO = web.X_TRACE_INFO.lower().encode()
 _HMAC = web.X_TRACE_HMAC.lower().encode()
-#: OSProfiler's default, which everybody knows.
+#: OSProfiler's default, which is public.
 _KNOWN_KEY = 'SECRET_KEY'
 
 Facts = dict[str, Any]
@@ -56,7 +56,7 @@ def read_options(files: list[str] | None, directories: list[str] | None
                  ) -> cfg.ConfigOpts:
     """The options of OSProfiler, from the daemon's own files.
 
-    :raises ValueError: if they have no key, or one that everybody knows
+    :raises ValueError: if they have no key, or a public one
     """
     options = cfg.ConfigOpts()
     opts.set_defaults(options)
@@ -66,7 +66,7 @@ def read_options(files: list[str] | None, directories: list[str] | None
     if not keys or _KNOWN_KEY in keys:
         raise ValueError(
             '[profiler] hmac_keys is not set, or has the default of '
-            'OSProfiler, with which everybody could fill the store of traces. '
+            'OSProfiler, with which any user could fill the store of traces. '
             'Set it to the keys of Glance.')
     return options
 
@@ -91,7 +91,7 @@ class Traces:
         self._thread.start()
 
     def close(self) -> None:
-        """Tell the store what waits, but wait no longer than STOP_SECONDS."""
+        """Send the queue to the store; wait no longer than STOP_SECONDS."""
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=STOP_SECONDS / 2)
             self._thread.join(STOP_SECONDS / 2)
@@ -144,7 +144,7 @@ class Traces:
 
     def _verify(self, headers: list[upstream_client.Header]
                 ) -> dict[str, str] | None:
-        """The trace of a header, and its key; None if nobody signed it."""
+        """Return a header's trace and key; None if no key has signed it."""
         info = upstream_client.text(headers, _INFO)
         signature = upstream_client.text(headers, _HMAC)
         if not signature.isascii():     # not compared, but an error
@@ -162,7 +162,7 @@ class Traces:
     # -- the store -----------------------------------------------------------
 
     def _put(self, event: Facts) -> None:
-        """Leave an event to the thread, or lose it."""
+        """Queue an event for the thread, or lose it."""
         try:
             self._waiting.put_nowait(event)
         except queue.Full:

@@ -3,10 +3,10 @@
 """Uploads that are passed on, and may fail.
 
 Nova sends an upload again after a 503, and after an error of the connection.
-It sends only what it has not read of its file yet, perhaps nothing, and Glance
-takes that for the whole image. So an upload that fails needs an answer after
-which Nova gives up, and Nova must get that answer: it reads none while it
-sends. Hence a failed upload is read to its end, and answered 502.
+It sends only the part of its file that it has not read yet, perhaps nothing,
+and Glance takes that for the whole image. So an upload that fails needs an
+answer after which Nova gives up, and Nova must get that answer: it reads none
+while it sends. Hence a failed upload is read to its end, and answered 502.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from dedupd.http import upstream_client
 
 
 def image_of(message: messages.Message) -> str | None:
-    """The image whose bytes a request uploads; None: it uploads none."""
+    """Return the image that a request uploads; None: it uploads none."""
     match = image_parts.IMAGE.fullmatch(message.target)
     if message.method != 'PUT' or message.body is None or match is None or (
             match[2] is None):
@@ -80,7 +80,7 @@ class Body:
     async def drain(self) -> None:
         """Read the rest, as fast as the client sends it, and forget it.
 
-        :raises: what the body raises if the client is too slow, or leaves
+        :raises: the body's error if the client is too slow, or leaves
         """
         async for _ in self:
             pass

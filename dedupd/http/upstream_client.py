@@ -37,7 +37,7 @@ Watch = Callable[[asyncio.Timeout], contextlib.AbstractContextManager]
 CONNECT_SECONDS = 10.0
 #: The most seconds without a byte from the server, as for Glance's clients.
 PATIENCE = 600.0
-#: Seconds that the server has to say whether it wants the body.
+#: Seconds that the server has to accept or refuse the body.
 CONTINUE_SECONDS = 1.0
 #: The most connections kept without a request, and for how many seconds.
 MAX_RETAINED = 8
@@ -85,13 +85,13 @@ def end_to_end(headers: list[Header]) -> list[Header]:
 
 
 def find(headers: list[Header], name: bytes) -> bytes | None:
-    """The value of a header; None if it is missing or occurs twice."""
+    """Return a header's value; None if it is missing or occurs twice."""
     values = [value for known, value in headers if known.lower() == name]
     return values[0] if len(values) == 1 else None
 
 
 def text(headers: list[Header], name: bytes) -> str:
-    """The value of a header as text; '' where `find` returns None."""
+    """Return a header's value as text; '' where `find` returns None."""
     return (find(headers, name) or b'').decode('latin-1')
 
 
@@ -293,7 +293,7 @@ class _Connection:
                 now - self._idle_since > KEPT_SECONDS):
             return False
         try:
-            # The connection's end, or bytes that nobody requested.
+            # The connection's end, or bytes without a request.
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
@@ -302,7 +302,7 @@ class _Connection:
         return False
 
     def release(self, whole: bool) -> None:
-        """End a request; `whole` says whether its whole answer came."""
+        """End a request; `whole`: its whole answer came."""
         if whole and self._h11.our_state is h11.DONE and (
                 self._h11.their_state is h11.DONE):
             self._h11.start_next_cycle()
@@ -339,7 +339,7 @@ class _Connection:
         except TimeoutError:
             raise UpstreamError(f'{self.url} did not answer in time.')
         finally:
-            # An answer before the body's end: nobody wants the rest.
+            # An answer before the body's end: the server needs no more.
             for task in (pump, head):
                 task.cancel()
             await asyncio.gather(pump, head, return_exceptions=True)
@@ -348,7 +348,7 @@ class _Connection:
                     expects: bool) -> None:
         """Send a request's body as it comes."""
         if expects:
-            # The caller is told to send when this body is asked for.
+            # The first read of this body sends the caller a 100 Continue.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CONTINUE_SECONDS):
                     await self._wanted.wait()

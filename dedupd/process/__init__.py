@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The log, systemd, and reports of what a process does."""
+"""The log, systemd, and reports of a process's activity."""

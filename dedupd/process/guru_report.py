@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Guru Meditation Reports: what a process is doing, on SIGUSR2.
+"""Guru Meditation Reports: a process's activity, on SIGUSR2.
 
 As in OpenStack's other services, oslo.reports writes the report to standard
 error, or to a file in ``[oslo_reports] log_dir``. It has the stacks of all
-threads, the options without the secret ones, and what the service adds.
+threads, the options without the secret ones, and the service's own parts.
 
 A thread of its own writes the report. So the interrupted thread may hold any
-lock, and the event loop goes on. What the service adds is asked for with a
-limit of time, because an operator may want the report when something hangs.
+lock, and the event loop goes on. The service's own parts have a time
+limit, because an operator may want the report when something hangs.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ PATIENCE = 5.0
 #: The most tasks of the event loop that a report shows.
 MAX_TASKS = 200
 
-# What a URL has before its host's name.
+# The part of a URL before its host's name.
 _PASSWORD = re.compile(r'://[^/@\s]*@')
 
 Fields = dict[str, Any]
@@ -40,7 +40,7 @@ Sections = dict[str, Callable[[], Fields]]
 
 
 class _Version:
-    """The version, in the form that oslo.reports asks for."""
+    """The version, in the form that oslo.reports requires."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,7 +107,7 @@ def _report_of(conf: cfg.ConfigOpts, sections: Sections) -> Any:
     class Report(guru_meditation_report.TextGuruMeditation):
 
         def run(self) -> str:
-            # Errors quote what comes from outside, and URLs may have
+            # Errors quote data from outside, and URLs may have
             # passwords.
             text = _PASSWORD.sub('://***@', super().run())
             return '\n'.join(map(printable.printable, text.split('\n')))
@@ -122,7 +122,7 @@ def _report_of(conf: cfg.ConfigOpts, sections: Sections) -> Any:
         def add_section(self, heading: Any, generator: Callable[[], Any],
                         index: int | None = None) -> None:
             # The library's own parts may fail, too. A child ends while its
-            # process is described, or an object cannot tell its class.
+            # process is described, or an object fails to give its class.
             def whole() -> Any:
                 try:
                     return generator()
@@ -136,7 +136,7 @@ def _report_of(conf: cfg.ConfigOpts, sections: Sections) -> Any:
 
 
 def _asked(ask: Callable[[], Fields]) -> Fields:
-    """What a service's function returns, or why it did not."""
+    """Return the result of a service's function, or why it failed."""
     found: list[Fields] = []
 
     def run() -> None:
@@ -154,7 +154,7 @@ def _asked(ask: Callable[[], Fields]) -> Fields:
 
 
 def tasks_of(loop: asyncio.AbstractEventLoop) -> Fields:
-    """Where each task of an event loop waits. For any thread."""
+    """The place where each task of an event loop waits. For any thread."""
     tasks = asyncio.all_tasks(loop)
     found = {task.get_name(): ' <- '.join(reversed(_places(task)))
              for task in list(tasks)[:MAX_TASKS]}

@@ -18,7 +18,7 @@ class Formatter(logging.Formatter):
     """Formats as another formatter does, with two changes.
 
     Unsafe characters of the message are escaped. And oslo.log does not append
-    the exception that is being handled: our messages say what matters of it.
+    the exception that is being handled: our messages name its cause.
     """
 
     def __init__(self, inner: logging.Formatter) -> None:

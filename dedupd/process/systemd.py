@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a service and systemd tell each other through the environment."""
+"""Messages between a service and systemd through the environment."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def exit_status(error: Exception) -> int:
 
 
 async def live_until(ending: asyncio.Event) -> None:
-    """Wait for an event, and give systemd signs of life meanwhile."""
+    """Wait for an event, and send systemd signs of life meanwhile."""
     seconds = _watchdog_seconds()
     while not ending.is_set():
         try:

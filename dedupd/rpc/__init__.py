@@ -27,7 +27,7 @@ LOG = log.getLogger(__name__)
 TOPIC = 'dedupd'
 VERSION = '1.1'
 
-# Since when there is each method: a client asks for no more than it needs.
+# The version that added each method: a client requires no more than it needs.
 _FIRST = '1.0'
 _SINCE = {'projects': '1.1'}
 
@@ -66,15 +66,15 @@ class Busy(RPCError):
 
 
 class NotMaintainer(Busy):
-    """The daemon that was asked does not maintain its repository now."""
+    """The called daemon does not maintain its repository now."""
 
 
 class WrongRepository(RPCError):
-    """The daemon that was asked has another repository than was meant."""
+    """The called daemon has another repository than was meant."""
 
 
 class Failed(RPCError):
-    """The repository could not do it; the message says why."""
+    """The repository could not do it; the message has the reason."""
 
 
 def read_options(files: list[str] | None,
@@ -82,7 +82,7 @@ def read_options(files: list[str] | None,
     """The options of oslo.messaging, from the daemon's own files.
 
     They are in the process's global object, because oslo.messaging looks some
-    of them up there, whatever object it is given.
+    of them up there, even if it gets another object.
     """
     cfg.CONF([], project='dedupd', default_config_files=files or [],
              default_config_dirs=directories or [])
@@ -226,7 +226,7 @@ _TASK_ARGUMENTS = {
 class Server:
     """Serves the methods.
 
-    :param conf: what :func:`read_options` gave
+    :param conf: the result of :func:`read_options`
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
@@ -271,7 +271,7 @@ class Client:
 
     :param transport: an RPC transport that allows the exceptions of
         ``rpc.EXCEPTIONS``; see :meth:`from_options`
-    :param host: the host whose daemon is meant; None: any that answers
+    :param host: the host of the called daemon; None: any that answers
     :param repository_id: if given, a daemon with another repository refuses
     :param timeout: seconds to wait for an answer
     """
@@ -311,7 +311,7 @@ class Client:
         return self._call('images')
 
     def projects(self) -> Reply:
-        """``projects``: what each has stored; needs a daemon of 1.1."""
+        """``projects``: the sums of each; needs a daemon of 1.1."""
         return self._call('projects')
 
     def groups(self) -> Reply:

@@ -4,8 +4,8 @@
 
 The publisher ``dedupd.<host>`` sends ``dedup.<task>.start``, ``.end`` and
 ``.error`` for the tasks that the registry marks. As in every service of
-OpenStack, the options of ``[oslo_messaging_notifications]`` say how; without a
-``driver`` nothing is sent.
+OpenStack, the options of ``[oslo_messaging_notifications]`` configure that;
+without a ``driver`` nothing is sent.
 """
 
 import socket
@@ -26,7 +26,7 @@ _PARTS = {'start': 'arguments', 'end': 'result', 'error': None}
 # The exchange of Glance, unless its option control_exchange was changed.
 _GLANCE_EXCHANGE = 'glance'
 
-# The task that each of Glance's notifications asks for.
+# The task that each of Glance's notifications requests.
 _ANSWERS = {'image.delete': 'collect', 'image.upload': 'account'}
 
 
@@ -61,7 +61,7 @@ class Sender:
 
 
 class _Endpoint:
-    """Has tasks run when Glance tells of images.
+    """Has tasks run when Glance notifies of images.
 
     Only the type of a notification counts, not its content. So a program that
     can publish can start these tasks, which run anyway, and nothing else.
@@ -83,7 +83,7 @@ class _Endpoint:
 
 
 class Listener:
-    """Listens to Glance: has deleted images collected, and new ones counted.
+    """Has deleted images collected and new ones counted, on notifications.
 
     :param conf: the options of oslo.messaging
     """
@@ -102,11 +102,11 @@ class Listener:
             pool=f'dedupd_glance.{socket.gethostname()}')
 
     def start(self) -> None:
-        """Start to listen; returns when the broker was reached."""
+        """Start to receive; returns when the broker was reached."""
         self._listener.start(override_pool_size=1)
         LOG.info('Listening to notifications of Glance.')
 
     def stop(self) -> None:
-        """Stop to listen; returns when no notification is being handled."""
+        """Stop receiving; returns when no notification is being handled."""
         self._listener.stop()
         self._listener.wait()
