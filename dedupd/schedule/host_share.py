@@ -2,9 +2,9 @@
 
 """This daemon among those that live: its number, and its share of tasks.
 
-``glance_dedup/maintenance/live_hosts.py`` says how daemons know of each other.
-A daemon takes part in a task if the task is shared (``registry.py``), and if
-it has an interval for it. A daemon without a number works alone.
+``glance_dedup/maintenance/live_hosts.py`` describes how daemons find each
+other. A daemon takes part in a task if the task is shared (``registry.py``),
+and if it has an interval for it. A daemon without a number works alone.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Membership(closing.Closing):
         self.hosts: live_hosts.Hosts | None = None
 
     def join(self) -> None:
-        """Take a number, and the shares that the options say."""
+        """Take a number, and the shares that the options give."""
         try:
             self.hosts = live_hosts.Hosts(self._repository.path)
         except exceptions.RepositoryError as e:
@@ -83,7 +83,7 @@ class Membership(closing.Closing):
         return None if self.hosts is None else self.hosts.number
 
     def share(self, name: str) -> Callable[[int], bool] | None:
-        """A function that tells whether a group is in this daemon's share.
+        """Return the test whether a group is in this daemon's share.
 
         :returns: None if the task is not shared
         """
@@ -109,8 +109,8 @@ class Membership(closing.Closing):
         """The daemons that live, for people: by their number as text.
 
         Each has its ``host`` and the ``version`` of its program, or None if
-        it has not noted that, and its ``tasks``. Nothing if that cannot be
-        told. An answer is used again for some seconds.
+        it has not noted that, and its ``tasks``. Empty if that is not
+        known. An answer is used again for some seconds.
         """
         moment, found = self._described
         if time.monotonic() > moment + live_hosts.MAX_MEMORY:
@@ -140,19 +140,19 @@ class Membership(closing.Closing):
         self._tried = -math.inf if again else time.monotonic()
 
     def next_try(self, interval: float) -> float:
-        """When the daemon is to try again, by time.monotonic()."""
+        """Time of the daemon's next try, by time.monotonic()."""
         return self._tried + interval
 
     def is_time_to_try(self, interval: float) -> bool:
-        """Whether the maintainer has gone; looks once in the interval.
+        """Return whether the maintainer has gone; checks once in the interval.
 
-        The look also makes sure of the number: the server may have dropped
+        The check also makes sure of the number: the server may have dropped
         its lock.
         """
         if time.monotonic() < self.next_try(interval):
             return False
         self.note_try()
-        # What cannot be told now is tried.
+        # If the check fails now, the daemon tries.
         with contextlib.suppress(exceptions.RepositoryError):
             if self.hosts is not None:
                 self.hosts.renew()

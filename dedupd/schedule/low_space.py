@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When the disk has too little free space to wait until groups move.
+"""Finds out when the disk has too little free space to wait for the interval.
 
 The task ``tier`` runs at its interval. Uploads may fill the disk sooner. So
-the maintainer looks at the free space every few seconds, and runs the task at
+the maintainer checks the free space every few seconds, and runs the task at
 once if less is free than ``tier_free_mib``.
 """
 
@@ -21,7 +21,7 @@ RETRY = 60.0
 
 
 class Shortage:
-    """Whether groups are to move now. Not thread-safe.
+    """Decides whether groups are to move now. Not thread-safe.
 
     :param repository: its groups may be cold
     """
@@ -32,9 +32,9 @@ class Shortage:
         self._left = 0
 
     def look(self, free_bytes: int) -> bool:
-        """Whether the task is to run now.
+        """Return whether the task is to run now.
 
-        :param free_bytes: what is to be free; 0: no group moves for that
+        :param free_bytes: to be kept free; 0: no group moves for that
         """
         if not free_bytes:
             return False
@@ -47,7 +47,7 @@ class Shortage:
                          or room + parameters.group_slots
                          * parameters.block_size <= self._left)
                     and cold_settings.read(self._repository.path) is not None)
-        return False    # it is looked again soon
+        return False    # the next check comes soon
 
     def ended(self) -> None:
         """Note that the task has run, with or without success."""

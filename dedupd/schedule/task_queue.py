@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The agenda: which of the maintainer's tasks runs next.
+"""The agenda: decides which of the maintainer's tasks runs next.
 
 A *job* is one run of a task. It comes from a request, or from the task's
 interval: then the task is *due*. Requests go first, in their order.
 
 A task of rank 1 or more *makes way* between two of its steps, for requests and
 for due tasks of a lower rank. Then its job is *suspended*. It goes on when
-nothing is left that it would make way for. A job that somebody requested makes
-no way for later requests of the same task, so these end in their order; and no
-job makes way for a run of the same task that would do the same.
+nothing is left that it would make way for. A requested job makes no way for
+later requests of the same task, so these end in their order; and no job makes
+way for a run of the same task that would do the same.
 
 A helper's agenda has only the tasks that helpers run, and no requests: those
 are the maintainer's.
@@ -37,20 +37,20 @@ _ERRAND = registry.Task('')
 class Job:
     """One run of a task.
 
-    :ivar number: of the last request that this job serves; 0: nobody waits
-        for it
+    :ivar number: of the last request that this job serves; 0: no request
+        waits for it
     """
 
     name: str
     number: int = 0
     arguments: Fields = dataclasses.field(default_factory=dict)
     began: float | None = None
-    """When it began, by the time of day, which may be set back meanwhile;
+    """The time of its begin, by the time of day, which may be set back later;
     None: it has not begun."""
     started: float = 0.0
     """The same moment, by time.monotonic()."""
     pace: pacing.Pace | None = None
-    """While it runs."""
+    """The pace while it runs."""
 
     @property
     def task(self) -> registry.Task:
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def only_plans(self) -> bool:
-        """Whether the job is a dry run."""
+        """Return whether the job is a dry run."""
         return bool(self.arguments.get('dry_run'))
 
     @property
@@ -69,7 +69,7 @@ class Job:
 
 
 class Agenda:
-    """The jobs that wait, and when each task is due.
+    """The jobs that wait, and the time at which each task is due.
 
     REQUIRES: the caller holds the scheduler's lock, at each call.
 
@@ -93,7 +93,7 @@ class Agenda:
         """Seconds between two scheduled runs of a task; 0: only requests."""
         return registry.interval(name, self._conf.dedupd)
 
-    # -- when tasks are due ------------------------------------------------
+    # -- due tasks ---------------------------------------------------------
 
     def begin(self, helps: bool = False) -> None:
         """Begin each task's interval; the accounting is due at once.
@@ -129,13 +129,13 @@ class Agenda:
                 self._due.pop(name, None)
 
     def due(self, name: str) -> float | None:
-        """When a task is due, by time.monotonic(); None: only on request."""
+        """A task's due time, by time.monotonic(); None: only on request."""
         return self._due.get(name)
 
     def put(self, name: str, seconds: float = math.inf) -> None:
         """Have a task be due after so many seconds, at most its interval.
 
-        A task without an interval is not due, whatever `seconds` says.
+        A task without an interval is not due, whatever `seconds` is.
         """
         interval = self.interval(name)
         self._urgent.discard(name)
@@ -228,7 +228,7 @@ class Agenda:
         return False
 
     def is_waiting(self, name: str) -> bool:
-        """Whether a job of the task was requested, or is suspended."""
+        """Return whether a job of the task was requested, or is suspended."""
         return any(job.name == name
                    for job in (*self._suspended, *self._requests))
 
@@ -242,7 +242,7 @@ class Agenda:
                   default=None)
         name = self._first_due(before=job)
         if name is not None:
-            # What is due may be what was suspended before another task.
+            # The due task may be the one suspended before another task.
             job = self._begun(name, None)
             if job is None:
                 return Job(name)
@@ -259,7 +259,7 @@ class Agenda:
                      if job.name not in ordered), None)
 
     def makes_way(self, job: Job) -> bool:
-        """Whether a running job is to make way now."""
+        """Return whether a running job is to make way now."""
         return bool(job.task.rank and (
             self._first_request([job, *self._suspended])
             or self._first_due(before=job)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the status says of each task: the run that goes on, and the last."""
+"""Each task's facts for the status: the run that goes on, and the last."""
 
 import collections
 import dataclasses
@@ -8,24 +8,24 @@ import time
 
 from dedupd.schedule import task_queue
 
-#: Requested runs of a task that are kept for those who asked for them.
+#: Requested runs of a task that are kept for their clients.
 KEPT = 16
 
 
 @dataclasses.dataclass
 class Outcome:
-    """How a job ended."""
+    """The end of a job."""
 
     result: task_queue.Fields = dataclasses.field(default_factory=dict)
     error: str | None = None
     """None: it ended well."""
     is_cut_off: bool = False
-    """Whether it ended because the daemon did."""
+    """True if it ended because the daemon did."""
 
 
 @dataclasses.dataclass
 class Record:
-    """What the status says of one task."""
+    """One task's facts for the status."""
 
     job: task_queue.Job | None = None
     """The job that runs, or is suspended."""
@@ -37,7 +37,7 @@ class Record:
     """The last run in this daemon that was a success."""
     requested: collections.deque[task_queue.Fields] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=KEPT))
-    """The last runs that somebody requested, in their order."""
+    """The last requested runs, in their order."""
     runs: int = 0
     failures: int = 0
 

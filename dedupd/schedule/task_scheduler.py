@@ -6,14 +6,14 @@ A daemon is the *maintainer* while it holds the maintainer's lock, and a
 *reader* otherwise. A reader tries every minute to get the lock, so that it
 takes over when the maintainer ends. Opening the catalog takes long if it must
 be rebuilt; the daemon serves reads meanwhile. A reader is a *helper*, too: it
-runs its part of some tasks (``registry.py`` says which).
+runs its part of some tasks (``registry.py`` lists them).
 
 Tasks run on request, in order, and when their interval is over
 (``task_queue.py``). Every minute, and before each collection and merging, the
-accounting counts new and deleted images; a cache looks as often whether it has
-to evict something. A scrub takes long, so it makes way for all other tasks but
-recompression, which makes way for the scrub, too. If a task fails, the log and
-the status say why, and it runs again when its time comes.
+accounting counts new and deleted images; a cache checks as often whether it
+has to evict images. A scrub takes long, so it makes way for all other tasks
+but recompression, which makes way for the scrub, too. If a task fails, the log
+and the status have the reason, and it runs again when its time comes.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ TRIAL_INTERVAL = 60.0
 RETRY_INTERVAL = 600.0
 #: Seconds between two samples of the history.
 SAMPLE_INTERVAL = 300.0
-#: Seconds between two looks at what volumes have left, and at the free space.
+#: Seconds between two checks of the volumes' garbage, and of the free space.
 LOOK_INTERVAL = 5.0
 
 _MIB = 1 << 20
@@ -71,7 +71,7 @@ Listener = Callable[[str, str, Fields], None]
 
 
 def _troubles(result: Fields) -> Iterator[str]:
-    """Say what a finished run could not do, or found damaged."""
+    """Describe what a finished run could not do, or found damaged."""
     if result.get('refused'):
         yield f'nothing was freed: {result["refused"]}'
     if result.get('unavailable'):
@@ -97,12 +97,12 @@ class Scheduler:
         may change
     :param held: what the cache holds; None: this daemon serves no cache
     :param coming: returns the bytes that the cache is about to store
-    :ivar membership: which daemons live, and what is this one's share
+    :ivar membership: the daemons that live, and this one's share
     :ivar past: the last runs of the tasks before this daemon was started
     :ivar errors: the last errors of all tasks
     :ivar listeners: called in the maintainer's thread, around each task
     :ivar watchers: called in any thread when a task's status changed
-    :ivar figures: what the repository holds; measured again after each task
+    :ivar figures: the repository's figures; measured again after each task
     """
 
     def __init__(self, repository: image_repository.Repository,
@@ -216,7 +216,7 @@ class Scheduler:
         self.membership.follow()
 
     def has(self, name: str) -> bool:
-        """Whether this daemon has such a task."""
+        """Return whether this daemon has such a task."""
         return name in self._records
 
     def tasks(self) -> dict[str, Fields]:
@@ -428,7 +428,7 @@ class Scheduler:
         if job.name not in self._records:
             job.arguments['run'](worker)
             return
-        # Now, since accounting removes what the look sees.
+        # Now, since accounting removes the entries that this counts.
         self._look(now=True)
         if job.name == 'collect' and not job.only_plans and self._pressure:
             self._pressure.collected()
@@ -474,14 +474,14 @@ class Scheduler:
         return self._running.pace
 
     def _arguments(self, job: Job) -> Fields:
-        """What the job's task is called with."""
+        """The arguments of the job's task."""
         arguments = job.arguments
         if job.task.in_caches_only:
             arguments = {'held': self._held, 'coming': self._coming,
                          **arguments}
         share = self.membership.share(job.name)
         if share is not None and not job.only_plans:
-            # A run that somebody asked for does all groups.
+            # A requested run does all groups.
             arguments = {**arguments, 'is_mine': lambda group: (
                 bool(job.number) or share(group))}
         return arguments
@@ -508,7 +508,7 @@ class Scheduler:
             {} if result is None else dataclasses.asdict(result))
 
     def _end(self, job: Job, outcome: task_records.Outcome) -> None:
-        """Note and report how a job ended."""
+        """Note and report the end of a job."""
         record = self._records[job.name]
         with self._changed:
             record.end(job, outcome)
@@ -555,7 +555,7 @@ class Scheduler:
 
         And have groups move if too little space is free.
 
-        :param now: also if the last look was a moment ago
+        :param now: also if the last check was a moment ago
         """
         moment = time.monotonic()
         if not now and moment < self._looked + LOOK_INTERVAL:
@@ -570,7 +570,7 @@ class Scheduler:
         if pressure is None or not self._repository.has_volumes:
             return
         limit = self._conf.dedupd.collect_volumes_mib * _MIB
-        # What cannot be read now is counted at the next look.
+        # Entries that cannot be read now are counted at the next check.
         with contextlib.suppress(exceptions.RepositoryError):
             pressure.look()
         if limit and pressure.bytes >= limit:
@@ -584,7 +584,7 @@ class Scheduler:
             self._pace.stop()
 
     def _rebuild_after(self, error: Exception) -> None:
-        """Rebuild the catalog again, if that is what a task failed to do."""
+        """Rebuild the catalog again, if a task failed to do that."""
         maintainer = self._maintainer
         if maintainer is None or not isinstance(error, database.CatalogError):
             return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The pressure of volumes: how much they have left since the last collection.
+"""Counts the garbage that volumes have left since the last collection.
 
 A volume that is overwritten again and again leaves garbage faster than
 collections at a fixed interval free it. Each edition that an owner deletes
@@ -17,7 +17,7 @@ from glance_dedup.base import imageids
 
 
 class Pressure:
-    """What volumes have left. Not thread-safe.
+    """The garbage that volumes have left. Not thread-safe.
 
     :ivar bytes: of the disk, stored for editions that were deleted
     """
@@ -28,10 +28,10 @@ class Pressure:
         self.bytes = 0
 
     def look(self) -> None:
-        """Count the entries that came since the last look.
+        """Count the entries that came since the last call.
 
         Only they are opened; the others cost their part of the listing. An
-        entry that accounting removes between two looks is missed.
+        entry that accounting removes between two calls is missed.
         """
         names = {name for name in self._engine.spool()
                  if name.startswith('D-')}

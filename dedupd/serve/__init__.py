@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the daemon serves: bytes of images, replicas, disks."""
+"""The daemon's services: bytes of images, replicas, disks."""

@@ -45,7 +45,7 @@ from glance_dedup.repository import openimages
 
 LOG = log.getLogger(__name__)
 
-#: The least and most bytes of a piece of a response.
+#: The minimum and maximum bytes of a piece of a response.
 MIN_SIZE = 64 * 1024
 MAX_SIZE = 512 * 1024
 #: So many pieces are read ahead, so that threads need not wait for the loop
@@ -63,8 +63,8 @@ _FETCHERS = 16
 RECIPE_TYPE = 'application/vnd.glance-dedup.recipe'
 FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
-# The most images remembered because the log already says why no token opens
-# them.
+# The most images remembered because the log already has the reason why no
+# token opens them.
 _MAX_REFUSED = 1000
 
 # If a client takes a piece in fewer than _FAST seconds, pieces grow; if it
@@ -74,7 +74,7 @@ _SLOW = 1.0
 
 
 def http_error(error: exceptions.RepositoryError) -> messages.HTTPError:
-    """The HTTP error that answers an error of the repository."""
+    """Return the HTTP error that answers an error of the repository."""
     if isinstance(error, exceptions.ImageNotFound):
         return messages.HTTPError(404, str(error))
     if isinstance(error, exceptions.InvalidParameter):
@@ -97,8 +97,8 @@ class Reads:
     :param tokens: checks the tokens of users; None: no user has one
     :param arrive: opens images that are not here, for the Unix socket; None:
         only images that are here can be read
-    :param limits: the times that clients have to whom memory is shared; None:
-        none is shared
+    :param limits: the times that clients with shared memory have; None:
+        no memory is shared
     """
 
     def __init__(self, repository: image_repository.Repository,
@@ -201,10 +201,10 @@ class Reads:
 
     async def permit(self, request: messages.Request, image_id: str
                      ) -> tuple[str | None, hashes.Hash | None]:
-        """The upload that an allowed request means, and the image's hash.
+        """Return the upload that an allowed request means, and its hash.
 
-        None stands for any upload; and for no hash, if Glance has none or was
-        not asked.
+        None means any upload; and no hash, if Glance has none or got no
+        request.
 
         :raises HTTPError: if the request is not allowed
         """
@@ -218,7 +218,7 @@ class Reads:
         said = None
         if not needs_no_token(request):
             if imageids.of_backup(image_id) is not None:
-                # None of Glance's images, whatever Glance says.
+                # None of Glance's images, whatever Glance answers.
                 raise messages.HTTPError(404, 'There is no such image.')
             said = await self._ask_glance(request, image_id)
         return upload_id, said
@@ -266,7 +266,7 @@ class Reads:
         return lease
 
     def _sweep_later(self) -> None:
-        """Have images closed for which nobody asks any more."""
+        """Have images closed that get no more requests."""
         self._sweep = asyncio.get_running_loop().call_later(
             pins.SECONDS / 10, self._sweep_now)
 
@@ -278,7 +278,7 @@ class Reads:
                 self._workers.submit(self._holds.sweep)
 
     def refusal(self, image_id: str, error: Exception) -> messages.HTTPError:
-        """The answer to a token if hashes are not the same; logged once."""
+        """Return the answer to a token if hashes differ; logged once."""
         return messages.HTTPError(
             404 if isinstance(error, hashes.Other) else 403,
             self._told(image_id, error))
@@ -323,7 +323,7 @@ class Reads:
 
     async def pieces(self, course: 'Course'
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
-        """The bytes of a range; then closes the image."""
+        """Yield the bytes of a range; then close the image."""
         loop = asyncio.get_running_loop()
         more = _Bell(loop, course.image)
         reading: collections.deque[asyncio.Future] = collections.deque()
@@ -374,7 +374,7 @@ class Reads:
     async def frames(self, image: openimages.Image | pins.Lease,
                      wanted: list[tuple[int, int]]
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
-        """The frames of ranges, read one call ahead; then the end frame."""
+        """Yield frames of ranges, read one call ahead; then the end frame."""
         reading = None
         try:
             if wanted:
@@ -445,12 +445,12 @@ class Course:
 
     Only one thread at a time may use it, except for `read`.
 
-    :param proven: nobody will ask for `digest`
+    :param proven: `digest` will not be called
 
     :ivar handed: the offset behind the last byte that was sent
-    :ivar proven: whether the sent bytes need no proof, because the whole
-        image is here by now, or because nobody wants a proof
-    :ivar in_order: whether to wait for missing bytes rather than fetch them:
+    :ivar proven: true if the sent bytes need no proof, because the whole
+        image is here by now, or because no proof is wanted
+    :ivar in_order: true to wait for missing bytes rather than fetch them:
         so for a client that begins at the beginning
     """
 
@@ -532,7 +532,7 @@ class Course:
         self._reuse(view)
 
     def _reuse(self, view: memoryview) -> None:
-        # The first bytes are in the kernel's buffers, and say nothing about
+        # The first bytes are in the kernel's buffers, and show nothing of
         # the client.
         self._sent += len(view)
         while 2 * self._size <= min(self._limit, self._sent // 8):
@@ -544,7 +544,7 @@ class Course:
 
 async def primed(generator: AsyncGenerator[Any, streams.Pour | None]
                  ) -> AsyncGenerator[Any, streams.Pour | None]:
-    """The same generator, after it has produced its first piece.
+    """Return the same generator, after it has produced its first piece.
 
     So an error in the first piece can still become the response's status.
     """

@@ -13,7 +13,7 @@ _MAX_EXTENTS = 16384
 
 
 class ArrivalFailed(Exception):
-    """An image does not come; the message says which, from whom, and why."""
+    """An image does not come; the message has its id, source and cause."""
 
 
 class Reading(Protocol):
@@ -29,7 +29,7 @@ class Reading(Protocol):
 
     @property
     def here(self) -> bool:
-        """Whether the whole image is here, and is the expected one."""
+        """Return whether the whole image is here, and is the expected one."""
 
     def available(self, offset: int) -> int:
         """Bytes from an offset on that `readinto` gives without waiting.
@@ -75,11 +75,11 @@ class Present:
         self.upload_id = image.stat.upload_id
 
     def available(self, offset: int) -> int:
-        """As `Reading.available`."""
+        """See `Reading.available`."""
         return max(0, self.size - offset)
 
     def readinto(self, view: memoryview, offset: int) -> int:
-        """As `Reading.readinto`."""
+        """See `Reading.readinto`."""
         wanted = min(len(view), max(0, self.size - offset))
         # Released even if an error keeps this frame: the memory may be shared
         # with a client, and has to be given back.
@@ -92,15 +92,15 @@ class Present:
 
     def frames(self, ranges: list[tuple[int, int]]
                ) -> tuple[list[bytes], int]:
-        """As Image.frames."""
+        """See Image.frames."""
         return self._image.frames(ranges)
 
     def is_zeros(self, offset: int, length: int) -> bool:
-        """Whether a range is known to be zeros, without reading blocks."""
+        """Return whether a range is zeros, as known without reading blocks."""
         return self._image.is_zeros(length, offset)
 
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
-        """As `Reading.extents`."""
+        """See `Reading.extents`."""
         end = min(self.size, offset + length)
         found: list[tuple[int, bool]] = []
         for number, extent in enumerate(self._image.extents(offset)):
@@ -115,8 +115,8 @@ class Present:
         return found
 
     def on_more(self, callback: Callable[[], None] | None) -> None:
-        """As `Reading.on_more`; nothing more comes."""
+        """See `Reading.on_more`; nothing more comes."""
 
     def close(self) -> None:
-        """As `Reading.close`."""
+        """See `Reading.close`."""
         self._image.close()

@@ -75,7 +75,7 @@ class Memory:
 
 
 class Sharing:
-    """All memory that clients have (M4), by which they read images.
+    """All memory through which clients read images (M4).
 
     :param run: calls a function in one of the threads that read
     :param limits: the time within which a client has to go on
@@ -89,7 +89,7 @@ class Sharing:
 
     def offer(self, image: image_source.Reading,
               length: int) -> 'Session | None':
-        """Memory by which to read an image; None: there is none for it.
+        """Return memory for reading an image; None: there is none for it.
 
         :param length: bytes of the image that the client wants
         """
@@ -115,7 +115,7 @@ class Sharing:
 class Session:
     """A connection's requests for ranges of one image.
 
-    :ivar headers: what the client is told first
+    :ivar headers: the first headers for the client
     """
 
     def __init__(self, sharing: Sharing, image: image_source.Present,
@@ -152,7 +152,7 @@ class Session:
                 more = self._reading.result()
 
     def _turn(self, stream: streams.SocketStream) -> bool:
-        """Serve some requests (M5); whether to go on at once."""
+        """Serve some requests (M5); return whether to go on at once."""
         self._served = 0
         for _ in range(TURN_REQUESTS):
             if self._served >= TURN:

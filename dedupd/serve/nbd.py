@@ -12,7 +12,7 @@ host and known by their credentials.
 Everything is bounded, whatever a client sends or does not take: requests under
 way, the memory of their replies, and the times within which a message must
 arrive and some part of a reply must be taken. Between two requests there is no
-limit: a guest may ask nothing for a year.
+limit: a guest may send none for a year.
 
 The server disconnects a client that breaks the protocol, and logs a line. It
 answers a request that it cannot serve with an error, and serves the next one.
@@ -73,7 +73,7 @@ _EXPECTED = (exceptions.RepositoryError, image_source.ArrivalFailed,
 
 
 class Exports:
-    """What all connections share: images, threads, limits, counts.
+    """The images, threads, limits and counts that all connections share.
 
     :param path: the path of the socket, for messages
     :param opener: opens an image for reading; called in a thread
@@ -124,8 +124,8 @@ class _Memory:
     @contextlib.asynccontextmanager
     async def hold(self, share: '_Share', size: int) -> AsyncIterator[None]:
         """Hold so many bytes, as soon as there is room for them."""
-        # Only one task of each connection looks for room. Thousands of tasks
-        # would take as long to look as to be served.
+        # Only one task of each connection waits for room. Thousands of tasks
+        # would take as long to check for it as to be served.
         async with share.turn:
             while not self._fits(share, size):
                 future = asyncio.get_running_loop().create_future()

@@ -4,7 +4,7 @@
 
 A guest on a compute host reads an image that is still arriving there. If the
 image is deleted meanwhile, the guest needs the rest all the same. So an image
-of which an operator's host has asked for blocks stays open for a while after
+of which an operator's host has requested blocks stays open for a while after
 the last such request. An open image keeps its blocks (I12), and requests for
 its upload are answered although it has no name any more.
 """
@@ -26,7 +26,7 @@ MAX_LEASES = 256
 
 @dataclasses.dataclass
 class _Held:
-    """An open image, and who uses it."""
+    """An open image, and the count of its users."""
 
     image: openimages.Image
     until: float
@@ -66,7 +66,7 @@ class Pins:
         A deleted image that is held is found by its upload, or by its id as
         long as no other image has that.
 
-        :param upload_id: of which the image must be; None: any
+        :param upload_id: the upload of the image; None: any
         :raises ImageNotFound, DamagedError: as of Repository.open_image
         """
         lease = self._lease(image_id, upload_id) if upload_id else None
@@ -118,11 +118,11 @@ class Pins:
 
     @property
     def count(self) -> int:
-        """How many images are kept open."""
+        """Return the number of images that are kept open."""
         return len(self._held)
 
     def sweep(self) -> None:
-        """Close images for which nobody has asked for long."""
+        """Close images without a request for long."""
         now = time.monotonic()
         with self._lock:
             unused = [key for key, held in self._held.items()

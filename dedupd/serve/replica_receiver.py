@@ -5,7 +5,7 @@
 The sender describes the image lot by lot, in order, and the receiver answers
 which ranges are missing. It fingerprints each block that the sender sends, and
 hashes the whole image. The commit comes last (``replication.rst``).
-The receiver believes nothing, and need not remember anything: if a replica
+The receiver trusts no data, and need not remember anything: if a replica
 ends in the middle, its blocks stay as blocks that no image names, and the next
 replica finds them.
 
@@ -13,9 +13,9 @@ replica finds them.
 daemon says in which scope they are stored.
 
 At most ``MAX_COUNT`` replicas run at once. Each has at most ``LOTS`` lots, and
-the bodies of ``REQUESTS`` requests, in memory. If nobody sends to a replica
-for ``IDLE_SECONDS``, the receiver keeps its blocks and gives it up. After
-``SILENT_SECONDS`` of silence the next sender may take a replica over.
+the bodies of ``REQUESTS`` requests, in memory. If no request for a replica
+comes for ``IDLE_SECONDS``, the receiver keeps its blocks and gives it up.
+After ``SILENT_SECONDS`` of silence the next sender may take a replica over.
 """
 
 import array
@@ -80,25 +80,25 @@ class Bad(Exception):
 
 
 class Conflict(Exception):
-    """The sent data contradict what is here; the message is a sentence."""
+    """The sent data contradict the stored data; the message is a sentence."""
 
 
 class Outdated(Exception):
-    """The sender continues something else than it began: it begins again."""
+    """The sender continues other data than it began: it begins again."""
 
 
 def _buffer(data: bytes, what: str) -> wire.Buffer:
     return wire.Buffer(data, lambda why: Bad(f'{what}: {why}'))
 
 
-# -- how an image comes to be -------------------------------------------------
+# -- storing an image ---------------------------------------------------------
 
 class _Hashes:
     """Hashes of an image's bytes, computed here.
 
     The first one is of the kind that the sender names, which the Glance of the
-    sender has recorded. Another one is of the kind that Glance records if
-    nobody chooses.
+    sender has recorded. Another one is of the kind that Glance records by
+    default.
 
     :param claimed: the hash that the sender names; None: it names none
     """
@@ -132,7 +132,7 @@ class _Hashes:
 class _Storing(image_assembly.Assembly):
     """Stores a new image.
 
-    :param hashed: None: nobody needs hashes of the image
+    :param hashed: None: no hashes of the image are needed
     """
 
     exists = False
@@ -284,7 +284,7 @@ class _Comparison:
         if not _engine.is_cryptographic(header.fingerprint):
             raise Conflict(
                 'there is an image of this id here, and by fingerprints of '
-                f'the kind {header.fingerprint} nobody can tell whether it is '
+                f'the kind {header.fingerprint} it cannot be proven to be '
                 'the same')
 
     def look_up(self, lot: image_assembly.Lot) -> None:
@@ -332,7 +332,7 @@ class _Comparison:
         found = [] if self._hashed is None else self._hashed.found()
         stat = self._repository.stat(self._image.stat.image_id)
         if stat.upload_id != self._image.stat.upload_id:
-            raise Outdated('it was stored anew meanwhile')
+            raise Outdated('it was stored again meanwhile')
         for one in found:
             hashes.record(self._repository.path, stat, one)
         return stat
@@ -355,8 +355,9 @@ class Replica:
     :param claimed: the hash of its bytes that the sender names; None: it names
         none
     :ivar stored: the offset behind the lots that need nothing any more
-    :ivar whole: why it requests all blocks; None: it requests missing ones
-    :ivar exists: whether the image is here, and offers are compared with it
+    :ivar whole: the reason why it requests all blocks; None: it requests
+        missing ones
+    :ivar exists: true if the image is here, and offers are compared with it
     :ivar upload_id: the id that the upload has here; None: the image is here
     """
 
@@ -580,7 +581,7 @@ class Receiving:
 
     def _found(self, request: messages.Request, image_id: str
                ) -> tuple[_Entry, Replica]:
-        """What a request names, if no other sender has taken it over."""
+        """Return the named replica, if no other sender has taken it over."""
         entry = self._entries.get(image_id)
         token = request.query.get('replica', '')
         if entry is None or entry.replica is None or not entry.token or (
@@ -640,7 +641,7 @@ class Receiving:
 
     def _require_scope(self, image_id: str, scope: bytes, project: str
                        ) -> None:
-        """Refuse an image of which this host would not choose the scope."""
+        """Refuse an image in a scope that this host would not choose."""
         chosen = scopes.CHOICES if self._scope is None else (self._scope,)
         if scope in [scopes.choose(one, project) for one in chosen]:
             return
@@ -709,7 +710,7 @@ class Receiving:
 
     async def claim(self, request: messages.Request, image_id: str
                     ) -> openimages.Image:
-        """Take what was received, as an image without a name.
+        """Take the received bytes, as an image without a name.
 
         The open image keeps its blocks (I12) until it is closed.
 
@@ -846,7 +847,7 @@ class Receiving:
             entry.replica.close()
 
     def _sweep(self) -> None:
-        """Give up replicas to which nobody sends."""
+        """Give up replicas without requests."""
         for entry in list(self._entries.values()):
             if entry.silent(IDLE_SECONDS):
                 self._give_up(entry)

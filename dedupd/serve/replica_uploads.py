@@ -118,7 +118,7 @@ def _is_header(line: Any) -> bool:
 
 
 def drop_leftovers(repository: image_repository.Repository) -> None:
-    """Delete what a daemon left that was killed between commit and claim.
+    """Delete images of a daemon that was killed between commit and claim.
 
     The id of such an image is random, and it is deleted as soon as it is
     there. A process that has it open can still read all of it (I12).

@@ -2,9 +2,9 @@
 
 """Slices of cold groups, which the daemon fetches for others (cold.rst).
 
-Only the daemon of a host need ask the object store, and one request to it
-serves all who wait for a slice. They get no bytes here: the slices' files are
-in the repository, and their readers verify them.
+Only the daemon of a host need send requests to the object store, and one of
+them serves all clients that wait for a slice. They get no bytes here: the
+slices' files are in the repository, and their readers verify them.
 
 A client can have only those objects fetched that groups name now.
 """
@@ -31,7 +31,7 @@ BODY_BYTES = 1024
 #: The most seconds that a request waits.
 MAX_WAIT = 30.0
 
-# Threads that look at groups, and start requests.
+# Threads that read groups' headers, and start requests.
 _THREADS = 4
 _NUMBERS = {'group': (0, (1 << 32) - 1), 'first': (0, (1 << 32) - 1),
             'count': (1, slice_client.MAX_COUNT), 'wait': (0, MAX_WAIT)}
@@ -39,7 +39,7 @@ _NUMBERS = {'group': (0, (1 << 32) - 1), 'first': (0, (1 << 32) - 1),
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """What a request asks for."""
+    """The parsed body of a request."""
 
     repository: str
     object: str
@@ -89,7 +89,7 @@ class Fetching:
         return response
 
     async def _have(self, asked: _Asked) -> bool:
-        """Have slices brought, and wait; returns whether they are there."""
+        """Have slices fetched, and wait; return whether they are there."""
         requests = await asyncio.wrap_future(self._workers.submit(
             functools.partial(self._begin, asked)))
         if requests and asked.wait:
@@ -103,7 +103,7 @@ class Fetching:
                 stopped.cancel()
                 arrived.cancel()
                 for one in waiting:
-                    # Nobody may be left whom an error concerns.
+                    # All clients that an error concerns may have left.
                     one.add_done_callback(_look)
         for one in requests:
             if not one.done():
@@ -135,7 +135,7 @@ class Fetching:
 
 
 def _look(future: asyncio.Future[None]) -> None:
-    """Have asyncio log nothing of an error."""
+    """Mark an error as seen, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 

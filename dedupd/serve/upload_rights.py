@@ -3,15 +3,15 @@
 """Rights to store images over HTTP, by the names in certificates.
 
 A certificate of ``tls_client_ca`` reads, and stores nothing. Options give
-rights to names (``security.rst``, "Rights to store"). The id of an image says
-which right it takes:
+rights to names (``security.rst``, "Rights to store"). The id of an image
+determines the right:
 
 * ``u_...``, an upload on its way to Glance: *upload*;
 * ``b_<source>_<time>``, a backup: *back up*, for this source;
 * any other: *replicate*.
 
 On the Unix socket, root and the daemon's own user have all rights, since they
-may write to the repository. Other users need a right like everybody else.
+may write to the repository. Other users need a right like all clients.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def user_id(name: str, option: str) -> int:
 
 
 def require_sender(peer: messages.Peer) -> None:
-    """Refuse peers without a certificate, who cannot have a right.
+    """Refuse peers without a certificate, which cannot have a right.
 
     :raises HTTPError: 403
     """
@@ -166,7 +166,7 @@ class Rights:
 
 
 def _holder(text: str, right: Right) -> str | int:
-    """Return what an option's item names: a user's id, or a certificate."""
+    """Return the user's id, or the certificate's name, in an option's item."""
     if text.startswith(USER):
         return user_id(text.removeprefix(USER), right.option)
     return text
