@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Until when the daemon's own certificates are valid, for its status.
+"""The expiry of the daemon's own certificates, for its status.
 
 The daemon shows these certificates to others. Each status reads the files
-again, because the programs that renew certificates do not tell the daemon.
+again, because the programs that renew certificates do not notify the daemon.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ _MAX_SIZE = 1 << 20
 
 
 def certificates(conf: cfg.ConfigOpts) -> dict[str, Fields]:
-    """The certificates that are in use, by their options.
+    """Return the certificates in use, by their options.
 
-    Of each the ``path``, and when it ``expires`` in seconds since 1970; None:
-    the file cannot be read now.
+    Each has its ``path``, and the time when it ``expires`` in seconds since
+    1970; None: the file cannot be read now.
     """
     used = {}
     if conf.dedupd.listen:
@@ -34,7 +34,7 @@ def certificates(conf: cfg.ConfigOpts) -> dict[str, Fields]:
 
 
 def _expires(path: str) -> int | None:
-    """When the first certificate in a file expires."""
+    """Return the time when the first certificate in a file expires."""
     # Imported only where there are certificates.
     from cryptography import x509
 

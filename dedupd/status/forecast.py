@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When the file system will be full: a straight line through the history.
+"""Forecasts when the file system is full: a line through the history.
 
 *Room* is the free space above the reserve. When no room is left, storing is
 refused. The growth is the median of the slopes between each two samples of the
 last weeks (Theil and Sen). So it does not follow single uploads, or space that
-a collection gives back. It is of what the file system has in use, by whomever:
+a collection gives back. It is of all bytes in use on the file system:
 a larger file system changes the room, not the growth.
 
 Unknown is better than wrong. There is no growth without a day of history, nor
@@ -27,7 +27,7 @@ from glance_dedup.base import units
 
 LOG = log.getLogger(__name__)
 
-#: How bad a trouble is.
+#: The severities of a trouble.
 CRITICAL = 'critical'
 WARNING = 'warning'
 
@@ -37,9 +37,9 @@ CODES = {'DISK_FULL': CRITICAL, 'DISK_FULL_SOON': WARNING,
 
 #: Seconds of history that count.
 WINDOW = 14 * 86400
-#: Seconds of which one sample counts, the last.
+#: Seconds of which only the last sample counts.
 STEP = 2 * 3600
-#: The least history: seconds between the first sample and the last, and
+#: The minimum of history: seconds between the first sample and the last, and
 #: samples between.
 MIN_SPAN = 86400
 FEWEST = 8
@@ -49,13 +49,13 @@ REACH = 10
 SOON = 7 * 86400
 #: So is less room than this share of the file system.
 LITTLE = 0.05
-#: A warning is repeated when nothing gave rise to it for so many seconds.
+#: A warning is repeated after so many seconds without its cause.
 QUIET = 86400
 
 #: The key of a sample with the used bytes of the file system.
 USED = 'filesystem_used_bytes'
 
-#: What is needed to tell whether there is trouble.
+#: The fields that :func:`trouble` needs.
 NEEDED = ('filesystem_free_bytes', 'filesystem_bytes', 'reserve_bytes')
 
 # One in twenty histories without any growth seems to have this much.
@@ -66,7 +66,7 @@ Fields = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """How the use of the file system grows."""
+    """Growth of the use of the file system."""
 
     rate: float
     """Bytes a second; more than 0."""
@@ -75,7 +75,7 @@ class Growth:
 
 
 def growth(samples: Iterable[Fields], now: float) -> Growth | None:
-    """The growth that the samples show; None: none, or it is not known.
+    """Return the growth that the samples show; None: none, or not known.
 
     :param samples: of the history, in any order; some may have no `USED`
     :param now: seconds since 1970
@@ -111,7 +111,7 @@ def _number(sample: Fields, key: str) -> float | None:
 
 
 def seconds_left(room: int, growth: Growth | None) -> int | None:
-    """Seconds until storing is refused; None: nobody can tell.
+    """Return the seconds until storing is refused; None: not known.
 
     :param room: the free bytes above the reserve; at most 0: it is refused
     """
@@ -123,7 +123,7 @@ def seconds_left(room: int, growth: Growth | None) -> int | None:
 
 
 def trouble(space: Fields) -> tuple[str, str] | None:
-    """What an operator should know of the room.
+    """Return a warning about the room for an operator, if there is one.
 
     :param space: the field of the status; it has at least `NEEDED`
     :returns: a code of `CODES`, and sentences; None: all is well
@@ -158,7 +158,7 @@ class Watch:
         self._met: dict[str, float] = {}    # the last time, by code
 
     def look(self, space: Fields) -> None:
-        """Log what is wrong now, if it was not so a moment ago."""
+        """Log a trouble, unless it was met within the last QUIET seconds."""
         found = trouble(space)
         if found is None:
             return

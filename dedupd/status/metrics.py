@@ -6,7 +6,7 @@ They are the figures of :meth:`dedupd.endpoints.operations.Control.status`,
 and, if ``metrics_projects`` is set, of the projects that have stored most.
 Their names follow Prometheus' rules: base units, the unit in the name,
 ``_total`` for a counter. A figure that is not known, for example because the
-catalog is being rebuilt, is left out, so that nobody takes it for zero.
+catalog is being rebuilt, is left out, so that no reader takes it for zero.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ _GAUGES = (
      ('volumes', 'broken')),
     ('dedupd_volumes_size_bytes', 'Sum of the sizes of all volumes.',
      ('volumes', 'size_bytes')),
-    # Not counters: what a volume has counted goes when it is deleted.
+    # Not counters: a volume's counts go when it is deleted.
     *((f'dedupd_volumes_{key}', f'{text}, in the life of all volumes that are '
        'there.', ('volumes', key)) for key, text in volumes.COUNTERS.values()),
     ('dedupd_logical_bytes',
@@ -123,7 +123,7 @@ _GAUGES = (
     ('dedupd_image_cache_arriving_images', 'Images that are on their way.',
      ('cache', 'under_way')),
     ('dedupd_image_cache_neighbours_aside',
-     'Neighbours that are not asked for a while.',
+     'Neighbours that get no requests for a while.',
      ('cache', 'neighbours', 'aside')),
     ('dedupd_cache_bytes', 'Size of the decompressed segments in the cache.',
      ('reads', 'cache_bytes')),

@@ -2,9 +2,9 @@
 
 """The status page at ``GET /``: one document without outside resources.
 
-It is HTML with its style and its script inside, which ask the same server for
-JSON. The policy in its headers lets the browser run exactly this script, and
-load nothing from elsewhere.
+It is HTML with its style and its script inside. The script requests JSON from
+the same server. The policy in its headers lets the browser run exactly this
+script, and load nothing from elsewhere.
 """
 
 import base64

@@ -3,7 +3,7 @@
 """The problems in a status: codes and sentences for an operator.
 
 The status page and ``glance-dedup status`` show them. The alert rules for
-Prometheus look at the same figures. A code stays when its sentence changes;
+Prometheus use the same figures. A code stays when its sentence changes;
 the guide's page on troubleshooting lists all of them.
 """
 
@@ -108,7 +108,7 @@ def _catalog(status: Fields) -> Problems:
     if _part(status, 'repository').get('maintained') is False:
         yield 'NO_MAINTAINER', (
             'No process maintains the repository, so nothing is freed: start '
-            'dedupd. If it runs, its log says why it does not.')
+            'dedupd. If it runs, its log has the reason.')
     for warning in catalog.get('warnings') or ():
         yield 'MAINTENANCE_WARNING', str(warning)
 

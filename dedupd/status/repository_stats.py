@@ -108,7 +108,7 @@ class Figures:
                             - space['filesystem_free_bytes'])}
 
     def foresee(self) -> Fields:
-        """Learn from the history how fast the file system fills.
+        """Refresh the forecast of the file system's growth from the history.
 
         :returns: the sums, with a new forecast
         """
@@ -121,13 +121,13 @@ class Figures:
         return self.space()
 
     def _counted(self) -> bool:
-        """Whether there is a valid catalog now."""
+        """Return whether there is a valid catalog now."""
         catalog = self._catalog()
         return catalog is not None and catalog.valid
 
     def _known(self, ask: Callable[[catalog_db.Catalog], _Found]
                ) -> _Found | None:
-        """What the catalog says; None: there is no valid one."""
+        """Return a function's result on the catalog; None: none is valid."""
         catalog = self._catalog()
         if catalog is not None and catalog.valid:
             # If it is closed or found invalid just now: known again later.
@@ -215,8 +215,8 @@ class Figures:
     def _store_bytes(self, groups: list[int]) -> int:
         """Return the disk space of all groups' headers and stores.
 
-        :param groups: the disk space of each; of a group whose blocks were
-            freed most is a hole
+        :param groups: the disk space of each; most of a group whose blocks
+            were freed is a hole
         """
         start = self._data_start()
         return sum(min(start, size) for size in groups)
@@ -343,7 +343,7 @@ class Figures:
 
 
 def described(repository: image_repository.Repository) -> Fields:
-    """What the repository is, for a status."""
+    """Return the repository's identity, for a status."""
     parameters, trial = repository.parameters, repository.trial
     return {'path': repository.path, 'id': parameters.repository_id,
             'block_size': parameters.block_size,
@@ -372,7 +372,7 @@ def of_filter(repository: image_repository.Repository, statistics: Fields
 def of_projects(repository: image_repository.Repository) -> list[Fields]:
     """All projects, the one that has stored most first.
 
-    What a count of shared blocks tells is None for a project that came later.
+    The figures of shared blocks are None for a project that came later.
     """
     average = repository.parameters.average_block
     rows = []

@@ -3,7 +3,7 @@
 """Images of which a read failed, until they are verified.
 
 A user meets damage before the next scrub does. So each read that finds some
-tells it here. The image counts as damaged at once, and is read as a whole in
+is noted here. The image counts as damaged at once, and is read as a whole in
 the background: when that succeeds, for example because the damage was repaired
 or was the memory's, the image counts as damaged no more. Nor does an image
 that was deleted. An image that is still damaged is read again an hour later,
@@ -37,13 +37,13 @@ class Suspects:
     """Images of which a read failed. Thread-safe.
 
     :param repository: whose reads are watched; it calls :meth:`note`
-    :ivar failed_reads: how many reads found damage
+    :ivar failed_reads: the number of reads that found damage
     """
 
     def __init__(self, repository: image_repository.Repository) -> None:
         self._repository = repository
         self._changed = threading.Condition()
-        self._found: dict[str, float] = {}      # when to verify it
+        self._found: dict[str, float] = {}      # the time to verify it
         self._thread: threading.Thread | None = None
         self._closed = False
         self.failed_reads = 0
@@ -57,7 +57,7 @@ class Suspects:
             return set(self._found)
 
     def _is_gone(self, image_id: str) -> bool:
-        # A disk that does not say it keeps them.
+        # If the disk cannot report a deletion, they stay.
         with contextlib.suppress(exceptions.RepositoryError):
             return not files.exists(os.path.join(
                 self._repository.path, 'images', image_id))
@@ -122,7 +122,7 @@ class Suspects:
             return None
 
     def _verify(self, image_id: str) -> bool:
-        """Read an image; return whether nothing is wrong with it."""
+        """Read an image; return whether all of it is good."""
         try:
             with self._repository.open_image(image_id) as image:
                 buffer, offset = bytearray(_PIECE), 0

@@ -41,7 +41,7 @@ Fields = dict[str, Any]
 
 
 def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether every reader of JSON takes this value."""
+    """Return whether every reader of JSON takes this value."""
     if value is None or isinstance(value, (bool, str)):
         return True
     if isinstance(value, int):
@@ -88,7 +88,7 @@ def _run(run: Any) -> Fields:
 
 def _task(name: Any, last: Any, last_success: Any, last_error: Any,
           last_success_run: Any = None) -> tuple[str, Fields]:
-    """A task's entry in the file, which anybody may have written.
+    """Parse a task's entry in the file, which any user may have written.
 
     :raises KeyError, TypeError, ValueError: if the entry is invalid
     """
@@ -109,7 +109,7 @@ def _task(name: Any, last: Any, last_success: Any, last_error: Any,
 def decode(content: bytes) -> dict[str, Fields]:
     """The tasks of a file.
 
-    :raises ValueError: if the file is invalid; the message says why
+    :raises ValueError: if the file is invalid; the message has the reason
     """
     return dict(imagelist.decode(
         content, _KIND, MAX_SIZE,
@@ -135,7 +135,7 @@ def _short(facts: Fields) -> Fields:
 
 
 def _bounded(run: Fields) -> Fields:
-    """A run without what is too long for the file."""
+    """Return a run without values that are too long for the file."""
     run = dict(run)
     if len(json.dumps(run['result'])) > MAX_RESULT:
         run['result'] = None
@@ -156,7 +156,7 @@ class Past:
         self._mutex = threading.Lock()
         self._runs: dict[str, Fields] = {}
         self._dirty = False
-        self._told = False      # that it cannot be written
+        self._told = False      # a failure to write was logged
 
     def load(self, names: Iterable[str]) -> list[Fields]:
         """Read what other processes wrote about these tasks.
@@ -183,7 +183,7 @@ class Past:
     def facts(self, name: str) -> Fields:
         """A task's ``last`` run, the last success, and its time.
 
-        What is not known is None.
+        Unknown values are None.
         """
         with self._mutex:
             facts = self._runs.get(name, {})
@@ -214,8 +214,8 @@ class Past:
     def save(self) -> None:
         """Write the file if it has changed.
 
-        REQUIRES: this process holds the maintainer's lock, so that nobody
-        else writes the file.
+        REQUIRES: this process holds the maintainer's lock, so that no other
+        process writes the file.
         """
         with self._mutex:
             if not self._dirty:

@@ -3,8 +3,8 @@
 """Figures of the repository's volumes.
 
 The head of a volume's journal has its figures as of its last checkpoint, and
-anybody may read it. Of a volume that is served on this host, the server is
-asked, which knows the figures of now, and whether the volume is broken.
+any process may read it. If the volume is served on this host, its server
+reports the present figures, and whether the volume is broken.
 """
 
 import bisect
@@ -24,9 +24,9 @@ from glance_dedup.repository import volumes
 FRESH = 5.0
 #: Finding them takes at most this part of the time.
 SHARE = 1 / 20
-#: Seconds in which all servers are asked, each time.
+#: Seconds for the requests to all servers, each time.
 ASKING = 2.0
-#: Seconds for which one server is waited for.
+#: Seconds to wait for one server.
 PATIENCE = 0.5
 
 Fields = dict[str, Any]
@@ -51,13 +51,14 @@ class VolumeFigures:
         self._mutex = threading.Lock()
         self._found: list[Fields] | None = None
         self._until = 0.0
-        self._first = ''        # of those that are in use, this is asked first
+        # The first request goes to this volume's server.
+        self._first = ''
 
     def all(self) -> list[Fields]:
         """The volumes that are there, by name, at most some seconds old.
 
-        What the head of a journal tells is None if it cannot be read,
-        ``counters`` is empty, and ``broken`` says why. ``is_live``: the
+        If the head of a journal cannot be read, its figures are None,
+        ``counters`` is empty, and ``broken`` has the reason. ``is_live``: the
         counters are as of now, not as of the last checkpoint.
         """
         if time.monotonic() >= self._until and self._mutex.acquire(
@@ -101,14 +102,14 @@ class VolumeFigures:
         return found
 
     def _in_turn(self, found: list[Fields]) -> Iterator[Fields]:
-        """Begin with the volume whose server was not asked the last time."""
+        """Begin with the volume whose server got no request the last time."""
         begin = bisect.bisect_left(found, self._first,
                                    key=lambda fields: fields['name'])
         yield from found[begin:]
         yield from found[:begin]
 
     def _read(self, name: str, journal_bytes: int) -> Fields | None:
-        """What the disk tells of a volume; None: it has no journal."""
+        """Read a volume's figures from the disk; None: it has no journal."""
         fields: Fields = {
             **dict.fromkeys(('volume_id', *_HEAD)), 'counters': {},
             'name': name, 'in_use': False, 'is_live': False, 'broken': '',
@@ -126,7 +127,7 @@ class VolumeFigures:
                              in volumes.COUNTERS.items()}}
 
     def _ask(self, fields: Fields) -> None:
-        """Have a server tell the figures of now, if it answers."""
+        """Refresh the figures from a volume's server, if it answers."""
         try:
             status = volume_control.VolumeControl(
                 self._repository.path, fields['name'], PATIENCE).status()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Following: the host's filter learns of blocks that other hosts store.
+"""Following: adds blocks that other hosts store to the host's filter.
 
 Each daemon does this for its host, whether it is the maintainer or not. It is
 no task of the maintainer's thread, for which it might have to wait.
@@ -15,7 +15,7 @@ from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
-#: Seconds between the end of one look at the groups and the next.
+#: Seconds between the end of one scan of the groups and the next.
 INTERVAL = 5.0
 
 
@@ -34,7 +34,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end, which it does after its step."""
+        """Have the thread end after its step."""
         self._stopping.set()
 
     def join(self, timeout: float) -> bool:
@@ -48,7 +48,7 @@ class Follower:
             self.run_once()
 
     def run_once(self) -> None:
-        """Read all that others have stored; an error is logged once."""
+        """Add the blocks that others have stored; log an error once."""
         try:
             while self._repository.follow() and not self._stopping.is_set():
                 pass
@@ -59,8 +59,7 @@ class Follower:
 
     def _note(self, error: str | None) -> None:
         if error is not None and error != self._error:
-            LOG.warning('The filter does not learn what other hosts store: '
-                        '%s', error)
+            LOG.warning('The filter does not follow other hosts: %s', error)
         elif error is None and self._error is not None:
             LOG.info('The filter follows other hosts again.')
         self._error = error

@@ -2,18 +2,19 @@
 
 """The names that images have in Glance, which the status shows beside ids.
 
-The store never learns a name, so a thread asks Glance, with the account of a
-cloud that the operator names in ``[dedupd] glance_cloud``. Without that option
-nothing is asked. Glance decides what the account sees: an administrator's sees
-every name, another's those of public images and of its own project. The
+The store never gets a name, so a thread requests them from Glance, with the
+account of a cloud that the operator names in ``[dedupd] glance_cloud``.
+Without that option it requests nothing. Glance decides which names the account
+sees: an administrator's sees every name, another's those of public images and
+of its own project. The
 notifications of Glance have names, too, but every client of the broker
 could give any image any name; so they are not used (``security.rst``).
 
 A name is any text that a user chose. It is made printable and cut here, once,
-for all who show it. Names are kept in memory only, of images that are in the
-repository, and up to a limit in all. They are only shown: a name that is
-missing, or that was changed meanwhile, is no error, and if Glance does not
-answer, the names stay as they were.
+for all programs that show it. Names are kept in memory only, of images that
+are in the repository, and up to a limit in all. They are only shown: a name
+that is missing, or that was changed meanwhile, is no error, and if Glance does
+not answer, the names stay as they were.
 """
 
 import itertools
@@ -29,25 +30,25 @@ from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
-#: Seconds between two looks whether there are images without a known name.
+#: Seconds between two checks whether there are images without a known name.
 LOOK_INTERVAL = 30.0
-#: Seconds after which all names are asked again.
+#: Seconds after which all names are requested again.
 LIST_INTERVAL = 600.0
-#: The most images that are asked for one by one, instead of a list of all.
+#: The most images that are requested one by one, instead of a list of all.
 FEW = 20
 #: The most characters of a name; Glance's have no more.
 MAX_LENGTH = 255
 #: The most characters of all names.
 MAX_CHARACTERS = 4 << 20
-#: The most of Glance's records that are looked at.
+#: The most of Glance's records that are read.
 MAX_RECORDS = 1_000_000
 
-# What an answer leads to that is none of Glance's.
+# Errors of parsing an answer that is none of Glance's.
 _WRONG = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 
 class Names:
-    """Asks Glance in a thread of its own. Thread-safe.
+    """Requests names from Glance in a thread of its own. Thread-safe.
 
     :param cloud: the name in ``clouds.yaml``
     """
@@ -66,11 +67,11 @@ class Names:
                                         name='dedupd-names')
 
     def start(self) -> None:
-        """Start the thread, which asks at once."""
+        """Start the thread, which sends a request at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end. Nobody needs to wait for it."""
+        """Have the thread end. Its end need not be awaited."""
         self._stopping.set()
 
     def get(self, image_id: str) -> str | None:
@@ -83,7 +84,7 @@ class Names:
             self._stopping.wait(LOOK_INTERVAL)
 
     def run_once(self) -> None:
-        """Ask for the names that are missing, or are due to be asked again."""
+        """Request the names that are missing, or due for a refresh."""
         try:
             self._ask(set(self._repository.images()))
         except (exceptions.RepositoryError, glance_api.GlanceError,
@@ -120,14 +121,14 @@ class Names:
     def _note(self, error: str | None) -> None:
         """Log a failure once, and that it is over."""
         if error is not None:
-            # The next look reads the cloud's credentials again.
+            # The next request reads the cloud's credentials again.
             self._glance = None
             if self._error is None:
-                LOG.warning('The names of images are not asked for: %s. They '
+                LOG.warning('The names of images are not requested: %s. They '
                             'stay as they are; the daemon tries again.',
                             printable.printable(error[:500]))
         elif self._error is not None:
-            LOG.info('Glance tells the names of images again.')
+            LOG.info('Glance sends the names of images again.')
         self._error = error
 
 

@@ -10,7 +10,7 @@ maintainer replicates, so that only one of several daemons does.
 
 If an image fails, the replicator tries it again after longer and longer times.
 It remembers failures, and the images at the other site, while the daemon runs;
-another daemon asks Glance.
+another daemon lists them from Glance.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ LOG = log.getLogger(__name__)
 #: Seconds until an image that failed is tried again: at first, and at most.
 #: They double each time.
 FIRST_WAIT, MAX_WAIT = 60.0, 6 * 3600.0
-#: Seconds between two looks whether this daemon has become the maintainer.
+#: Seconds between two checks whether this daemon has become the maintainer.
 TRIAL_INTERVAL = 5.0
 #: The most failed images that the status shows.
 SHOWN = 20
@@ -54,7 +54,7 @@ Fields = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Which images are taken to the other site."""
+    """The choice of images that are taken to the other site."""
 
     projects: frozenset[str]
     """Their owners; empty: every project."""
@@ -68,7 +68,7 @@ class Policy:
             tuple(item.split('=', 1)) for item in options.properties))
 
     def wants(self, record: glance_api.Record) -> bool:
-        """Whether to take an image of Glance to the other site."""
+        """Return whether to take an image of Glance to the other site."""
         if record.get('status') != 'active':
             return False
         if self.projects and record.get('owner') not in self.projects:
@@ -79,7 +79,7 @@ class Policy:
 
 @dataclasses.dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     replicated: int = 0
     present: int = 0
@@ -101,7 +101,7 @@ class _Failure:
 
 
 class Memory:
-    """What the runs know about images: which are done, and which failed.
+    """The images that the runs have done, and those that failed.
 
     :ivar pending: wanted images that are not at the other site yet
     """
@@ -114,7 +114,7 @@ class Memory:
 
     @property
     def is_new(self) -> bool:
-        """Whether no image is known to be done, as after the start."""
+        """Return whether no image is known to be done, as after the start."""
         return not self._settled
 
     def choose(self, wanted: list[str]) -> list[str]:
@@ -146,7 +146,7 @@ class Memory:
         return wait
 
     def failed(self) -> Fields:
-        """At most SHOWN failed images: the error, and when it tries again."""
+        """At most SHOWN failed images: the error, and the next try's time."""
         now = self._clock()
         return {image_id: {'error': failure.error, 'times': failure.times,
                            'seconds_left': round(max(
@@ -164,8 +164,8 @@ def run_once(repository: image_repository.Repository,
     If one image fails, the run notes that, and goes on with the next.
 
     :raises task.Stopped: if it is to stop; the next run goes on
-    :raises Exception: if something is wrong that concerns every image, such
-        as a site that does not answer
+    :raises Exception: if an error concerns every image, such as a site that
+        does not answer
     """
     replication.need()
     stored = {*repository.images()}
@@ -217,7 +217,7 @@ class Replicator:
     """Replicates in a thread of its own. Thread-safe.
 
     :param conf: has the group ``[replication]``; read for each run
-    :param is_maintainer: tells whether this daemon is the maintainer
+    :param is_maintainer: returns whether this daemon is the maintainer
     :param errors: the errors of the daemon's status; gets those of the runs
     :param watchers: called when the status of the task has changed
     :param past: the last run before this daemon was started
@@ -252,7 +252,7 @@ class Replicator:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the current step; the other site keeps what was sent."""
+        """End after the current step; the other site keeps the sent blocks."""
         with self._changed:
             self._stopping = True
             if self._pace is not None:

@@ -129,7 +129,7 @@ def test_glance_is_away(daemon, server, glance):
     daemon.wait_for(lambda: shown(daemon) == {image_id: 'kept'})
     server.stop()
     try:
-        daemon.wait_for(lambda: 'are not asked for' in daemon.text())
+        daemon.wait_for(lambda: 'are not requested' in daemon.text())
         with repositories.open_repository(server.repository) as repo:
             repositories.put(repo, 'unknown', b'new')
         assert shown(daemon) == {image_id: 'kept', 'unknown': None}
@@ -138,10 +138,10 @@ def test_glance_is_away(daemon, server, glance):
         server.start()
     with repositories.open_repository(server.repository) as repo:
         repo.delete('unknown')
-    daemon.wait_for(lambda: 'tells the names of images again' in daemon.text())
+    daemon.wait_for(lambda: 'sends the names of images again' in daemon.text())
     second = upload(glance, 'second')
     daemon.wait_for(lambda: shown(daemon).get(second) == 'second')
-    assert daemon.text().count('are not asked for') == 1
+    assert daemon.text().count('are not requested') == 1
 
 
 @pytest.mark.parametrize('daemon', ['broken'], indirect=True)

@@ -104,11 +104,11 @@ def test_an_answer_that_is_none(repository, tmp_path, monkeypatch, caplog,
     """It is told once, whatever it says."""
     names = ask(repository, tmp_path, monkeypatch, answer, times=3)
     assert names.get('x') is None
-    assert caplog.text.count('are not asked for') == 1
+    assert caplog.text.count('are not requested') == 1
 
 
 def test_no_cloud_of_this_name(repository, monkeypatch, caplog):
     monkeypatch.setenv('OS_CLIENT_CONFIG_FILE', os.devnull)
     names = image_names.Names(repository, 'none')
     names.run_once()
-    assert 'are not asked for' in caplog.text
+    assert 'are not requested' in caplog.text
