@@ -2,19 +2,19 @@
 
 """Accounting: judges each entry of the spool (N4) and settles it (N5).
 
-N5 requires four steps in this order: fsync of ``images/`` after the look, the
+N5 requires four steps in this order: fsync of ``images/`` after the check, the
 batch, the fence, the unlinking. Here a *round* of up to 64 entries goes
 through each step together, so that two fsyncs serve all of them. The order
 still holds for each entry:
 
-* The round makes every look of N4 before it closes, and the fsync comes after
-  that. So the fsync comes after each entry's look.
+* The round makes every check of N4 before it closes, and the fsync comes after
+  that. So the fsync comes after each entry's check.
 * An entry judged not live stays so until it is unlinked, because its locks
   are held until then: holding byte 0 means that its transaction is gone, and
-  nobody else makes an image of it. An entry judged live may be deleted
+  no other process makes an image of it. An entry judged live may be deleted
   meanwhile. The deleter then makes its own entry, which a later round or run
   settles. The same is true of an entry that is alone in its round.
-* The round asks the ledger through the batch, so two entries of one
+* The round looks the ledger up through the batch, so two entries of one
   transaction cannot both be counted. Two names of one inode are never in the
   same round, because their locks would refuse each other.
 * The batch has the changes of all entries. It is synced before the fence is
@@ -49,7 +49,7 @@ _CHUNK_BYTES = 4 * records.CHUNK_SLOTS
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What an accounting run did."""
+    """Result of an accounting run."""
 
     counted: int
     uncounted: int
@@ -90,14 +90,14 @@ class Entry:
 
     @property
     def txid(self) -> bytes | None:
-        """The recipe's transaction; None if no header and no name tells."""
+        """The recipe's transaction; None if no header and no name has it."""
         if self.recipe.complete:
             return self.recipe.header()['transaction_id']
         return recipes.txid_of_name(self.name)
 
     @property
     def has_lost_header(self) -> bool:
-        """Whether the header is lost, so that nobody knows what it named.
+        """Return whether the header is lost, so that its blocks are unknown.
 
         A file without a header is an unfinished upload, not a loss, if its
         writer is gone and it is not an image.
@@ -137,7 +137,7 @@ def _judge_recipe(maintainer: maintainer_role.Maintainer,
     unfinished = entry.recipe.kind in 'DO'
     entry.live = _is_live(maintainer, entry)                    # N4.1
     if entry.live and not unfinished:
-        return      # whatever the locks say
+        return      # whatever the locks' state
     if not entry.recipe.try_lock(0):                            # N4.2, N4.6
         entry.left = True
         return
@@ -165,7 +165,7 @@ def _is_live(maintainer: maintainer_role.Maintainer, entry: Entry) -> bool:
 
 def _has_copy(maintainer: maintainer_role.Maintainer,
               entry: Entry) -> bool:
-    """Whether ``images/<id>`` is the same recipe in another file.
+    """Return whether ``images/<id>`` is the same recipe in another file.
 
     After a repository was copied, two names of one file may be two files. The
     transaction id decides, because it is never used again.
@@ -186,11 +186,11 @@ def _has_copy(maintainer: maintainer_role.Maintainer,
 
 def _is_given_up(maintainer: maintainer_role.Maintainer,
                  entry: Entry) -> bool:
-    """Whether a delete or merge ended without its effect (N4.6).
+    """Return whether a delete or merge ended without its effect (N4.6).
 
     A delete or merge holds the image lock until ``images/<id>`` is another
     file, or is gone. So if the lock is free and the recipe is still live,
-    nobody will finish the operation. This function need not keep the lock:
+    no process will finish the operation. This function need not keep the lock:
     the next delete makes its own entry.
     """
     image_id = (entry.recipe.header()['image_id'] if entry.recipe.complete
@@ -259,11 +259,11 @@ class Foreseen:
         self._preset: set[int] = set()
 
     def counted(self, txid: bytes) -> bool:
-        """Whether the ledger would count a recipe."""
+        """Return whether the ledger would count a recipe."""
         return self._states.get(txid, self._catalog.counted(txid))
 
     def begun(self, txid: bytes) -> int:
-        """How many pages of a begun recipe would be counted."""
+        """The number of pages of a begun recipe that would be counted."""
         return 0 if txid in self._states else self._catalog.begun(txid)
 
     def change(self, entry: Entry) -> None:
@@ -301,7 +301,7 @@ class Foreseen:
     def preset(self, batch: database.Batch, runs: bytes) -> None:
         """Put the counts of the runs' groups into a batch.
 
-        Nobody may write the batch, and each call must pass the same one.
+        The batch must not be written, and each call must pass the same one.
         """
         for group in block_addresses.groups_in(runs) - self._preset:
             self._preset.add(group)
@@ -373,7 +373,7 @@ class Accountant:
                 if txid not in pinned}
 
     def foresee(self) -> Foreseen:
-        """Predict the catalog after run(), from what is known now."""
+        """Predict the catalog after run(), from the present state."""
         self._pins = []
         foreseen = Foreseen(self._maintainer)
         for name in self._maintainer.engine.spool():
@@ -470,7 +470,7 @@ class Accountant:
             if self._account(entry, self):                      # N5.2
                 self._settled.append(entry)
             if self._batch.size > maintainer_role.BATCH_BYTES:
-                # The looks at the round's remaining entries came before the
+                # The checks of the round's remaining entries came before the
                 # fsync, too. So each entry has its own steps in order.
                 self._finish()
         self._finish()
@@ -488,11 +488,11 @@ class Accountant:
         self._settled.clear()
 
     def counted(self, txid: bytes) -> bool:
-        """Whether the ledger, with the current step, counts a recipe."""
+        """Return whether the ledger with the current step counts a recipe."""
         return self._maintainer.catalog.counted(txid, self._batch)
 
     def begun(self, txid: bytes) -> int:
-        """How many pages of a begun recipe are counted, with this step."""
+        """The number of counted pages of a begun recipe, with this step."""
         return self._maintainer.catalog.begun(txid, self._batch)
 
     def change(self, entry: Entry) -> None:

@@ -2,7 +2,7 @@
 
 """Collection: gives the space of unneeded blocks back to the disk.
 
-The collector works group by group (N6). It looks only at groups in which a
+The collector works group by group (N6). It examines only groups in which a
 count went to zero, or whose blocks no collection has seen yet. Freeing changes
 entries in place and punches holes, so it works on a full disk. In some
 segments only a part of the blocks lives; rewriting the group reclaims the
@@ -47,7 +47,7 @@ _MAX_ANNOUNCED = 8
 # About as many blocks are evacuated in one run. There is a limit because an
 # evacuation reads each recipe of the repository.
 _MAX_EVACUATED = 32768
-# In one run so many cold groups are asked for in vain.
+# Failed requests for cold groups after which a run makes no more.
 _MAX_UNAVAILABLE = 4
 
 _POISONED = 1
@@ -59,7 +59,7 @@ _now = time.monotonic
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlan:
-    """What a collection would do in a group. The numbers count blocks."""
+    """Plan of a collection for one group. The numbers count blocks."""
 
     number: int
     slots: int
@@ -78,22 +78,22 @@ class GroupPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a collection would do now."""
+    """Plan of a collection."""
 
     groups: list[GroupPlan]
     blocks: int
     bytes: int
     """Size of the blocks that would be freed, before compression."""
     refused: str | None
-    """Why nothing would be freed; None: freeing is allowed."""
+    """The reason why nothing would be freed; None: freeing is allowed."""
 
 
 @dataclasses.dataclass
 class Result:
-    """What a collection did."""
+    """Result of a collection."""
 
     groups: int = 0
-    """Groups that the collection looked at."""
+    """Groups that the collection examined."""
     freed_blocks: int = 0
     freed_bytes: int = 0
     """Size of the freed blocks, before compression."""
@@ -107,7 +107,7 @@ class Result:
     busy: int = 0
     """Groups in use, put off to the next run."""
     refused: str | None = None
-    """Why nothing was freed; None: freeing was allowed."""
+    """The reason why nothing was freed; None: freeing was allowed."""
     skipped_for_space: int = 0
     """Groups not rewritten or evacuated, because the disk lacks the room."""
     failed: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -130,7 +130,7 @@ class _Refused(Exception):
 def plan(maintainer: maintainer_role.Maintainer,
          pace: pacing.Pace | None = None, live_share: int = LIVE_SHARE,
          evacuate_share: int = EVACUATE_SHARE) -> Plan:
-    """Predict what a collection would do; changes nothing.
+    """Plan a collection; change nothing.
 
     The plan does not find out which groups are in use.
     """
@@ -175,7 +175,7 @@ def _refuse_if_unreadable(unreadable: dict[str, str]) -> None:
 def _candidates(maintainer: maintainer_role.Maintainer,
                 catalog: catalog_db.Catalog | accounting.Foreseen
                 ) -> tuple[list[int], dict[int, str]]:
-    """The groups to look at; and the unreadable ones, with their errors."""
+    """The groups to examine; and the unreadable ones, with their errors."""
     wanted, damaged = [], {}
     numbers = maintainer.engine.groups()
     for number in numbers:
@@ -204,7 +204,7 @@ def _is_spent(facts: dict[str, Any], last: bool) -> bool:
 
 def _has_tail(maintainer: maintainer_role.Maintainer, number: int,
               facts: dict[str, Any], used: int) -> bool:
-    """Return whether a writer left something behind the published end.
+    """Return whether a writer left entries behind the published end.
 
     A crash can cut off the bytes and keep their entries. Reading all entries
     takes time, so only groups without other blocks, and those to which no
@@ -224,7 +224,7 @@ _LOST = ('groups/%08x: an image needs the block of slot %d, and its entry '
 
 
 class _Look:
-    """Which blocks of a group live, may be freed, or are pinned."""
+    """The blocks of a group that live, may be freed, or are pinned."""
 
     def __init__(self, maintainer: maintainer_role.Maintainer,
                  catalog: catalog_db.Catalog | accounting.Foreseen,
@@ -245,9 +245,9 @@ class _Look:
             size -= sum(map(lengths.__getitem__, pinned))
         self.pinned = len(pinned)
         self.live = in_use - len(self.free)
-        #: How many slots are freed already.
+        #: The number of slots that are freed already.
         self.gone = freed
-        #: How many slots are freed already, or may be.
+        #: The number of slots that are freed already, or may be.
         self.freed = freed + len(self.free)
         #: Size of the blocks that may be freed, before compression.
         self.bytes = size
@@ -255,7 +255,7 @@ class _Look:
     def live_share(self, segment_size: int) -> int:
         """Share of live blocks in the bytes of segments in use, in percent.
 
-        This takes each segment to be full. Only the group's owner can tell
+        This takes each segment to be full. Only the group's owner can read
         the true sizes.
         """
         free = set(self.free)
@@ -270,14 +270,14 @@ class _Look:
 
 
 def _is_sparse(facts: dict[str, int], live: int, share: int) -> bool:
-    """Whether to evacuate: the group has few blocks and gets no more."""
+    """Return whether to evacuate: the group has few blocks, gets no more."""
     return ((facts['published'] == facts['slots']
              or facts['flags'] & _POISONED != 0)
             and 0 < 100 * live < share * facts['slots'])
 
 
 def _has_lost(look: _Look, facts: dict[str, Any], share: int) -> bool:
-    """Whether enough blocks were freed since the group was rewritten.
+    """Return whether enough blocks were freed since the last rewriting.
 
     The entries alone do not show this. A live block's former neighbours may
     have been freed before the rewriting, and then its segment no longer has
@@ -291,33 +291,33 @@ def _has_lost(look: _Look, facts: dict[str, Any], share: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Wear:
-    """What became of the blocks of a group since it was last rewritten."""
+    """The fate of a group's blocks since it was last rewritten."""
 
     before: int
     """Blocks that it had then."""
     blocks: int
     """Of these, those that live."""
     is_worn: bool
-    """Whether that is a smaller share than was asked about."""
+    """True if that is a smaller share than the given one."""
 
 
 def wear(maintainer: maintainer_role.Maintainer, number: int,
          facts: dict[str, Any], share: int) -> Wear:
-    """What became of a group's blocks, as its entries and the catalog say.
+    """Return the fate of a group's blocks, by its entries and the catalog.
 
     :param facts: those of the engine
     :param share: percent
     """
     look = _Look(maintainer, maintainer.catalog, number, facts['slots'],
                  facts['published'])
-    blocks = look.live + len(look.free)     # what a new file would have
+    blocks = look.live + len(look.free)     # as many as a new file would have
     gone = look.gone - maintainer.catalog.group(number)['rewritten']
     return Wear(blocks + gone, blocks, 100 * blocks < share * (blocks + gone))
 
 
 def freed_blocks(maintainer: maintainer_role.Maintainer, number: int,
                  facts: dict[str, Any]) -> int:
-    """How many blocks of a group are freed."""
+    """Return the number of freed blocks of a group."""
     return _Look(maintainer, maintainer.catalog, number, facts['slots'],
                  facts['published']).gone
 
@@ -445,7 +445,7 @@ class _Run:
 
     def _end_reservations(self, given_up: set[str], looked_at: set[int]
                           ) -> None:
-        """Free what was reserved for uploads whose blocks are collected.
+        """Free the reservations of uploads whose blocks are collected.
 
         :param given_up: those before the groups were chosen
         :param looked_at: the groups, also those in use and those that failed
@@ -549,8 +549,8 @@ class _Run:
             self._fail(number, e)
             return True
         with contextlib.closing(group):                             # N6.5
-            # N6.2: now nobody can begin to name the group's blocks. What was
-            # committed since the last drain must be counted first.
+            # N6.2: now no process can begin to name the group's blocks.
+            # Recipes committed since the last drain must be counted first.
             self._drain()
             try:
                 self._collect_in(group)
@@ -586,7 +586,7 @@ class _Run:
         else:
             self._keep(group, look, batch)
         self._forget_damaged(batch, number, look.free)
-        # If the disk has no room for this note, the next run only looks at
+        # If the disk has no room for this note, the next run only examines
         # the group once more.
         with contextlib.suppress(exceptions.NoSpaceError):
             maintainer.write(batch)
@@ -640,7 +640,7 @@ class _Run:
         return True
 
     def _is_worn(self, group: _engine.Group, look: _Look) -> bool:
-        """Whether rewriting is worth while."""
+        """Return whether rewriting is worth while."""
         facts = self._maintainer.catalog.group(group.number)
         if not _has_lost(look, facts, self._live_share):
             return False
@@ -655,9 +655,9 @@ class _Run:
             self._result.skipped_for_space += 1
             return False
         except (exceptions.DamagedError, exceptions.BusyError):
-            # The scrub will find the damaged block, and say which images need
-            # it. The next upload will find the blocks that an earlier one did
-            # not publish (N7.3).
+            # The scrub will find the damaged block, and report the images that
+            # need it. The next upload will find the blocks that an earlier
+            # one did not publish (N7.3).
             return True
         self._result.rewritten += 1
         self._result.disk_bytes += given_back
@@ -788,7 +788,7 @@ class _Run:
         """The images that name any of these, and the addresses they name.
 
         This leaves out addresses that only deleted images need, even while
-        somebody still reads those.
+        a process still reads these.
         """
         images: list[str] = []
         needed: set[int] = set()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Damaged blocks: marks them, reports which images need them, heals them.
+"""Damaged blocks: marks them, reports the images that need them, heals them.
 
 Marking copies a block's stored bytes to ``quarantine/``, and notes in the
 block's entry that no look-up may return it. A *known* block is marked, and
@@ -50,7 +50,7 @@ def listed(items: Sequence[Any]) -> str:
 
 def listed_images(maintainer: maintainer_role.Maintainer,
                   image_ids: Sequence[str]) -> str:
-    """The first LISTED ids; a volume's recipes say whose they are."""
+    """The first LISTED ids; a volume's recipes with the volume's name."""
     return listed([volumes.described(maintainer.repository, image_id)
                    for image_id in image_ids[:LISTED]]
                   + [*image_ids[LISTED:]])
@@ -58,7 +58,7 @@ def listed_images(maintainer: maintainer_role.Maintainer,
 
 def images_with(maintainer: maintainer_role.Maintainer,
                 addresses: Iterable[int]) -> dict[str, set[int]]:
-    """The images that name some of the addresses, and which they name.
+    """Return the images that name some addresses, and the named addresses.
 
     This reads each recipe of the repository.
     """
@@ -80,7 +80,7 @@ class Damage:
 
     :ivar known: the catalog's facts about each marked block, by its address
     :ivar met: the addresses of all blocks that were known in this run
-    :ivar healed: how many blocks this run healed
+    :ivar healed: the number of blocks that this run healed
     :ivar quarantined: the files in ``quarantine/`` that this run wrote
     """
 
@@ -103,14 +103,14 @@ class Damage:
 
     @property
     def can_have_copies(self) -> bool:
-        """Whether blocks with equal fingerprints are the same block (I5)."""
+        """Return whether equal fingerprints mean the same block (I5)."""
         return self._maintainer.repository.parameters.is_cryptographic
 
     # -- finding ----------------------------------------------------------
 
     def notice(self, number: int, first: int, listing: bytes,
                bad: Collection[int]) -> None:
-        """Look for marked blocks that are not known, and for copies of others.
+        """Find marked blocks that are not known, and copies of others.
 
         :param first: the slot of the first entry, in the group `number`
         :param listing: the entries, as the engine lists them
@@ -131,7 +131,7 @@ class Damage:
                 self._copies.setdefault(entry.fingerprint, address)
 
     def mark(self, addresses: Iterable[int]) -> set[int]:
-        """Mark damaged blocks, and report which images need them.
+        """Mark damaged blocks, and report the images that need them.
 
         :returns: the addresses that need no marking any more; those of a group
             in use, or of a group that cannot be changed or read now, are left
@@ -147,7 +147,7 @@ class Damage:
                 except exceptions.BusyError:
                     break
                 except exceptions.UnavailableError as e:
-                    # It may be good: nobody can tell now.
+                    # It may be good: no read can show that now.
                     LOG.warning('Group %08x: blocks wait to be verified '
                                 'again: %s', number, e)
                     break
@@ -187,7 +187,7 @@ class Damage:
         return found
 
     def _record(self, found: dict[int, str]) -> None:
-        """Record damaged blocks, and log which images need them.
+        """Record damaged blocks, and log the images that need them.
 
         :param found: the file in ``quarantine/``, or '', by address
         """
@@ -266,7 +266,7 @@ class Damage:
         if lost and not self.can_have_copies:
             LOG.warning(
                 '%d damaged blocks cannot be healed: only their fingerprints '
-                'say what they were, and another block can have the same: '
+                'identify them, and another block can have the same: '
                 '%s is not cryptographic', lost,
                 self._maintainer.repository.parameters.fingerprint)
         return mapping
@@ -298,7 +298,7 @@ class Damage:
         return not damaged and not invalid
 
     def _same_scope(self, *addresses: int) -> bool:
-        """Whether the addresses are of one scope, so that images may merge."""
+        """Return whether images may merge: the addresses are of one scope."""
         try:
             return len({self._maintainer.engine.group_facts(number)['scope']
                         for number in map(block_addresses.group_of,
@@ -329,7 +329,7 @@ class Damage:
             self._pace.step(done + 1, len(images), 'healing images')
 
     def _forget(self, images: dict[str, set[int]]) -> None:
-        """Note which images still need damaged blocks."""
+        """Note the images that still need damaged blocks."""
         catalog = self._maintainer.catalog
         hit = collections.defaultdict(list)
         for image_id, named in images.items():

@@ -31,7 +31,7 @@ from glance_dedup.maintenance import maintainer_role
 LOG = logging.getLogger(__name__)
 
 #: A run merges the index at most so often: again, if blocks that the index had
-#: are gone. What is left then, the next run does.
+#: are gone. The next run does the rest.
 ROUNDS = 8
 
 PAIR = exactindex.PAIR
@@ -93,7 +93,7 @@ class Duplicates:
     def catch_up(self) -> int:
         """Bring index and pairs up to date.
 
-        :returns: how many entries were new to the index
+        :returns: the number of entries that were new to the index
         :raises BusyError: another process has the index all the time
         """
         index = exactindex.Index(
@@ -121,10 +121,10 @@ class Duplicates:
                 break
         return scanned
 
-    # -- taking in what the index found -----------------------------------
+    # -- taking in the index's pairs --------------------------------------
 
     def _take_in(self, index: exactindex.Index) -> bool:
-        """Take in all pairs; whether there is more to merge."""
+        """Take in all pairs; return whether there is more to merge."""
         again = False
         for file in index.pairs_files():
             for pairs in index.portions(file):
@@ -223,7 +223,7 @@ class Duplicates:
                 pair for pair in known if pair[0] not in heirs))
         return _pack(taken)
 
-    # -- what is known ----------------------------------------------------
+    # -- known duplicates -------------------------------------------------
 
     def _remember(self, batch: database.Batch, found: bytes) -> None:
         catalog = self._maintainer.catalog

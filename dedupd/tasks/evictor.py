@@ -5,11 +5,11 @@
 The evictor first collects blocks that are dead already, which may be enough.
 Then, round by round, it deletes images, the least recently used first, and
 collects their blocks. How many images a round needs is a guess, because images
-share blocks: the catalog tells how many blocks no other image names. Before
-each round the evictor measures the disk.
+share blocks: the catalog has the number of blocks that no other image names.
+Before each round the evictor measures the disk.
 
-An image that somebody reads, in any process, stays: deleting it would free
-nothing until it is closed (I12). Dead blocks that cannot be collected yet,
+An image that any process reads stays: deleting it would free nothing until it
+is closed (I12). Dead blocks that cannot be collected yet,
 because a running pull holds their group (I6), count as given back. Otherwise
 one pull would make the evictor delete all images.
 """
@@ -39,7 +39,7 @@ LOG = log.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an eviction would delete now."""
+    """Plan of an eviction."""
 
     images: list[str]
     """Image ids, in the order of deletion."""
@@ -48,23 +48,23 @@ class Plan:
     over_bytes: int
     """Bytes to give back, beyond those of dead blocks."""
     in_use: int
-    """Images that stay because somebody reads them."""
+    """Images that stay because they are being read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What an eviction deleted."""
+    """Result of an eviction."""
 
     evicted: list[str]
     """Image ids, in the order of deletion."""
     disk_bytes: int
     """Bytes given back to the file system."""
     in_use: int
-    """Images that stayed because somebody reads them."""
+    """Images that stayed because they are being read."""
     refused: str | None
-    """Why nothing was freed; None: freeing was allowed."""
+    """The reason why nothing was freed; None: freeing was allowed."""
     short: str | None
-    """Why the cache still takes too much, in a sentence; None: it does not."""
+    """A sentence why the cache still takes too much; None: it does not."""
     failed: dict[str, str]
     """Images that could not be deleted, each with its error."""
 
@@ -73,7 +73,7 @@ def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
          held: cache_catalog.Held, limit: int,
          coming: Callable[[], int] = lambda: 0,
          live_share: int = collector.LIVE_SHARE) -> Plan:
-    """Predict what would be evicted; changes nothing.
+    """Plan an eviction; change nothing.
 
     The arguments are those of :func:`run_once`.
     """
@@ -196,7 +196,7 @@ class _Run:
                                      self._pace).foresee()
 
     def _dead(self, foreseen: accounting.Foreseen) -> tuple[int, int]:
-        """How many unfreed blocks are dead; and a block's average bytes.
+        """The number of dead, unfreed blocks; and a block's average bytes.
 
         The bytes are those that a block takes on the disk.
         """
@@ -219,7 +219,7 @@ class _Run:
 
     def _choose(self, over: int, size: int, foreseen: accounting.Foreseen
                 ) -> tuple[list[str], int]:
-        """The images to evict next, and how many blocks only they name."""
+        """The images to evict next, and the number of their own blocks."""
         batch = self._maintainer.catalog.batch()
         chosen: list[str] = []
         blocks = 0
@@ -241,7 +241,7 @@ class _Run:
 
     def _blocks_of(self, image_id: str, batch: database.Batch,
                    foreseen: accounting.Foreseen) -> int:
-        """How many blocks only this image names; 0: not known.
+        """The number of blocks that only this image names; 0: not known.
 
         If the batch has no room for the whole image, this counts only the
         blocks of its beginning.
@@ -292,8 +292,8 @@ class _Run:
         """Give up images with damaged recipes; return whether any went.
 
         Outside a cache only an operator does this (``image mark-lost``),
-        because it loses the images. A cache pulls them again when somebody
-        wants them.
+        because it loses the images. A cache pulls them again on the
+        next request.
         """
         before = len(self._evicted)
         unreadable = self._maintainer.unreadable.reasons().keys()
@@ -311,7 +311,7 @@ class _Run:
         return len(self._evicted) > before
 
     def _words(self) -> str:
-        """Say what takes the room that could not be freed."""
+        """Describe the data that take the room that could not be freed."""
         taken, coming = self._taken(), self._coming()
         if self._limit and taken + coming > self._limit:
             what = (f'{_mib(taken)} of disk are taken, and limit_mib allows '

@@ -7,7 +7,7 @@ their steps. This module has the first two: writing runs of new entries, and
 merging these into shards. They need the repository's directory and locks, and
 no catalog but its id. So the daemon of any host runs them.
 
-All is derived. The maintainer sets aside what cannot be trusted. Then the
+All is derived. The maintainer sets untrusted files aside. Then the
 cursors go back to zero, and the next scan reads all entries again.
 """
 
@@ -38,16 +38,16 @@ SPLIT_NS = 2_000_000_000
 SPLIT_RECORDS = 1 << 40
 #: Entries of a group that are read at once.
 SCAN_ENTRIES = 32768
-#: Records merged between two looks at the pace.
+#: Records merged between two checks of the pace.
 STEP_RECORDS = 1 << 19
-#: For how long the maintainer waits for a lock of the index, seconds.
+#: Seconds that the maintainer waits for a lock of the index.
 LOCK_WAIT = 600.0
 #: A helper writes runs if there are so many new entries for each shard.
 HELP_ENTRIES = 1 << 15
 #: A helper merges a shard if its runs have at least one part in this of the
 #: shard's records: a merge writes the whole shard.
 HELP_SHARE = 8
-#: For how long a helper leaves the lock to others, seconds.
+#: Seconds for which a helper leaves the lock to others.
 HELP_PAUSE = 1.0
 
 #: A pair: the address of a block, and the one that the index has for it.
@@ -103,7 +103,7 @@ class Index:
         self._files = _engine.Index(handle, catalog_id)
 
     def close(self) -> None:
-        """Release what is held. Idempotent."""
+        """Release all locks and files. Idempotent."""
         self._files.close()
 
     @contextlib.contextmanager
@@ -153,7 +153,7 @@ class Index:
                     bad.append(file)
                 except exceptions.ImageNotFound:
                     pass    # others are at work
-            # First: what lacks a file is to be found again.
+            # First: entries of a missing file are to be found again.
             self._reset(bad)
 
     def _is_whole(self) -> bool:
@@ -220,7 +220,7 @@ class Index:
         return [file for file in self._files.files() if file[0] == 'cursors']
 
     def _cursors(self, files: list[File]) -> dict[int, int] | None:
-        """How many slots of each group are in the index, or in a run.
+        """Return the number of each group's slots in the index, or in a run.
 
         :param files: the files of cursors
         :returns: None if there are none
@@ -269,7 +269,7 @@ class Index:
     def scan(self) -> int:
         """Write runs of the entries published since the last scan.
 
-        :returns: how many entries there were
+        :returns: the number of entries
         :raises BusyError: another process has the lock all the time
         """
         with self._locked():
@@ -281,7 +281,7 @@ class Index:
         If another process has the lock, that one may be writing runs. This one
         gives the lock back now and then, since the maintainer may want it.
 
-        :returns: how many entries there were
+        :returns: the number of entries
         """
         total = 0
         while self._files.lock():
@@ -323,8 +323,8 @@ class Index:
     def merge(self) -> None:
         """Merge all runs that there are into their shards.
 
-        What others merge is waited for. If it takes too long, the next call
-        does the rest.
+        This waits for merges of other processes. If it takes too long, the
+        next call does the rest.
 
         :raises pacing.Stopped: the shard under way stays as it is
         """
@@ -344,10 +344,10 @@ class Index:
     def help_merge(self) -> int:
         """Merge shards, as a helper: those that are worth it, and are free.
 
-        The lock alone decides who merges a shard. A merge is short, so a
-        process that finds a shard taken goes on with the next one.
+        The lock alone decides which process merges a shard. A merge is short,
+        so a process that finds a shard taken goes on with the next one.
 
-        :returns: how many shards were merged
+        :returns: the number of merged shards
         :raises pacing.Stopped: the shard under way stays as it is
         """
         runs = self._runs()
@@ -365,7 +365,7 @@ class Index:
                 if file[1:3] in with_runs]
 
     def _is_worth(self, shard: File, runs: Iterable[File]) -> bool:
-        """Whether a shard has enough runs to be worth a merge."""
+        """Return whether a shard has enough runs to be worth a merge."""
         with contextlib.suppress(exceptions.ImageNotFound):
             return HELP_SHARE * sum(
                 self._files.count(file) for file in runs
@@ -373,7 +373,7 @@ class Index:
         return False    # another process has just merged it
 
     def _merge_all(self, due: list[File]) -> int:
-        """Merge each of these shards that is free, once; how many were."""
+        """Merge each of these shards that is free, once; return the number."""
         merged = 0
         for done, (_, bits, shard, _) in enumerate(due):
             self._pace.step(done, len(due), 'merging the index')
@@ -445,7 +445,7 @@ class _Scan:
 
     def run(self, cursors: dict[int, int], write: Any, least: int,
             in_parts: bool) -> int:
-        """Read entries and write runs; return how many entries were new.
+        """Read entries and write runs; return the number of new entries.
 
         :param write: makes cursors durable
         :param least: do nothing if fewer are new

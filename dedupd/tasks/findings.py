@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What helpers found: the maintainer verifies it, and acts on it.
+"""Findings of helpers: the maintainer verifies them, and acts on them.
 
 The helpers' notes are hints of other hosts. A block that a helper could not
 read becomes *waiting*, as one that the maintainer's own scrub found, and is

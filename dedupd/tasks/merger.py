@@ -13,12 +13,12 @@ the next run finds the rest.
 
 *Choosing.* Blocks of one fingerprint form a class. Addresses of the class that
 counted recipes name are *in use*; the lowest of them replaces all others.
-Addresses that nobody uses are left to the collection: merging to one would
+Addresses out of use are left to the collection: merging to one would
 bring garbage back. While such a block lives, the next upload may find and use
 it, so its pair stays.
 
 *Merging.* Each image that names an address to replace gets another recipe
-(N10). The next run looks again at images that are in use now, or opted out.
+(N10). The next run examines images again that are in use now, or opted out.
 """
 
 import array
@@ -71,7 +71,7 @@ Exclude = Callable[[Facts], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would do."""
+    """Plan of a run."""
 
     scanned: int
     """Entries that were new to the index."""
@@ -85,7 +85,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     scanned: int = 0
     """Entries that were new to the index."""
@@ -109,7 +109,7 @@ class Result:
 def plan(maintainer: maintainer_role.Maintainer,
          pace: pacing.Pace | None = None,
          exclude: Exclude | None = None) -> Plan:
-    """Predict what a run would do.
+    """Plan a run.
 
     This brings the index up to date, which is derived data, and changes
     nothing else.
@@ -128,7 +128,7 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     """Find duplicates, and merge the images that name them.
 
     :param exclude: takes the ledger's facts of an image (``image_id``,
-        ``project``, ...), and says whether its recipe must stay as it is
+        ``project``, ...), and returns whether its recipe must stay as it is
     :param dry_run: only plan
     :raises pacing.Stopped: between two steps; the steps before it stand
     :raises NoSpaceError: if the disk has no room for the index or a recipe
@@ -145,7 +145,7 @@ class Merged(NamedTuple):
     replaced: int
     """Blocks whose address was to change; 0: the image names no such block."""
     exchanged: bool
-    """Whether the image has the new recipe."""
+    """True if the image has the new recipe."""
     collisions: bytes
     """Old addresses of blocks that are not equal to the new ones."""
 
@@ -227,7 +227,7 @@ class _Replacements:
 
 
 class _Counts:
-    """How often blocks are named, for a few groups at a time."""
+    """The reference counts of blocks, for a few groups at a time."""
 
     def __init__(self, catalog: _Catalog) -> None:
         self._group = functools.lru_cache(_CACHED_COUNTS)(catalog.counts)
@@ -251,7 +251,7 @@ class _Run:
         self._scanned = 0
         self._by_value = (
             maintainer.repository.parameters.verify == 'bytes')
-        # Whether the object store did not give a block in this run. It is not
+        # True if the object store did not give a block in this run. It is not
         # asked again for blocks that are to stay.
         self._unavailable = False
         self._result = Result()
@@ -315,10 +315,10 @@ class _Run:
     def _without_damaged(self, chosen: _Replacements) -> _Replacements:
         """The replacements whose new block can be read.
 
-        Merging makes one block out of several, each of which could stand in
-        if the others went bad. So the block that stays must be good: a reader
-        would get it (I7). The scrub finds bad ones; then the next run takes
-        another block.
+        Merging makes one block out of several, each of which could replace
+        the others if these went bad. So the block that stays must be good: a
+        reader would get it (I7). The scrub finds bad ones; then the next run
+        takes another block.
 
         A cold block is read only where bytes are compared anyway. Otherwise
         its fingerprint stands for it: it was verified when its group became

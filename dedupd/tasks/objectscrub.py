@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Scrubbing of cold groups' objects: whether they are there, and a sample.
+"""Scrubbing of cold groups' objects: their presence, and a sample of them.
 
 A pass of the scrub (:mod:`dedupd.tasks.scrubber`) verifies the entries of cold
-groups as of others. Then it looks at their objects:
+groups as of others. Then it checks their objects:
 
 * It lists all. One that is not there, or has another length, is *missed*. If
   the next pass misses the same object again, it is *lost*, and is reported
-  with the images that need it. Once is not enough: what an object store tells
-  may lag, and a request that fails says nothing about the object.
+  with the images that need it. Once is not enough: an object store's listing
+  may lag, and a failed request proves nothing about the object.
 * It reads a sample past the cache, and verifies the blocks in it. The sample
-  goes round: it begins where that of the pass before ended, so what was
-  verified longest ago comes first.
+  goes round: it begins where that of the pass before ended, so the part
+  that was verified longest ago comes first.
 
 If the object store does not answer, nothing is judged, and the pass does not
-end: the next run asks again.
+end: the next run sends the requests again.
 """
 
 from collections.abc import Callable
@@ -58,15 +58,15 @@ def begin(state: Facts) -> None:
 class Objects:
     """The objects of one pass.
 
-    :param state: the scrub's record. What lies in ``cold`` is changed here:
+    :param state: the scrub's record. This changes its entry ``cold``:
         the sample's cursor (group and offset), the bytes read in this pass,
         whether the objects were listed and the sample read, and the missed
         ones
-    :param budget: how many bytes of objects a pass reads at most
+    :param budget: the most bytes of objects that a pass reads
     :param found: called with a group and its slots whose blocks are damaged
     :param save: called with words and a step's bytes after each step
-    :ivar unavailable: why the object store could not be asked; None: it
-        answered, or there was nothing to ask
+    :ivar unavailable: the error of the object store; None: it answered, or
+        no request was needed
     :ivar unchecked: blocks in cold groups that this run did not get to for
         that reason
     """
@@ -87,7 +87,7 @@ class Objects:
             begin(state)
 
     def scrub(self, note: Note, is_spent: Callable[[], bool]) -> bool:
-        """Look at the objects; False if the run's budget is spent before.
+        """Check the objects; return False if the run's budget is spent before.
 
         :param note: called with the name of a lost object, its error, and the
             images that need it; without an error if it is not lost any more
@@ -121,7 +121,7 @@ class Objects:
             if facts['is_cold']:
                 yield number, facts
 
-    # -- whether they are there -------------------------------------------
+    # -- presence ---------------------------------------------------------
 
     def _look_for_missing(self, groups: dict[int, Facts], note: Note
                           ) -> None:
@@ -149,7 +149,7 @@ class Objects:
     def _missing(self, store: object_store.ObjectStore,
                  owners: tuple[str, ...], groups: dict[int, Facts]
                  ) -> Iterator[tuple[int, str]]:
-        """The groups whose objects are not there, and what is instead."""
+        """The groups whose objects are not there, and the objects instead."""
         there = {owner: dict(store.keys(f'{owner}/g/')) for owner in owners}
         for number, facts in groups.items():
             keys = [slice_cache.key_of(owner, number, facts['object'])
@@ -157,7 +157,7 @@ class Objects:
             if any(there[owner].get(key) == facts['end']
                    for owner, key in zip(owners, keys)):
                 continue
-            # What is listed may lag behind.
+            # The listing may lag behind.
             sizes = [size for key in keys
                      if (size := object_store.find(store, key)) is not None]
             if facts['end'] not in sizes:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Counts which blocks each project shares with other projects.
+"""Counts the blocks that each project shares with other projects.
 
 The catalog's counts say how many recipes name a block, but not of how many
 projects. So this task reads all counted recipes, one project after the other,
-and spreads what they name over partitions, as counting by partition does
+and spreads their blocks over partitions, as counting by partition does
 (``batch.rst``). A partition is a file without a name on the disk of TMPDIR, or
-of ``/var/tmp``, and has all that is named of its groups. Then it takes one
+of ``/var/tmp``, and has all named blocks of its groups. Then it takes one
 partition after the other.
 
 In memory, the blocks of a group that a project names are the bits of one
@@ -43,7 +43,7 @@ Bits = dict[int, int]           # by group: the slots, as bits
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run counted."""
+    """Result of a run."""
 
     projects: int
     images: int
@@ -86,7 +86,7 @@ def _run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace) -> Result:
 class _Partitions:
     """The files, and the buffers in front of them. To be closed.
 
-    :param groups: how many there are
+    :param groups: the number of groups
     """
 
     def __init__(self, groups: int) -> None:
@@ -107,7 +107,7 @@ class _Partitions:
         self._stack.close()
 
     def begin(self, project: int) -> None:
-        """Write what is left of the project before, and begin another."""
+        """Write the rest of the project before, and begin another."""
         self._buffers.flush()
         self._project = project
 
@@ -116,7 +116,7 @@ class _Partitions:
         self._buffers.add(runs)
 
     def finish(self) -> None:
-        """Write what is left, so that the files can be read."""
+        """Write the rest, so that the files can be read."""
         self._buffers.flush()
         for file in self.files:
             file.flush()
@@ -127,7 +127,7 @@ class _Partitions:
 
 def _spread(engine: _engine.Maintenance, ledger: list[tuple[str, str, bytes]],
             partitions: _Partitions, pace: pacing.Pace) -> int:
-    """Spread the runs of all recipes; return how many were left out."""
+    """Spread the runs of all recipes; return the number left out."""
     left_out = done = 0
     for number, (_, recipes) in enumerate(
             itertools.groupby(ledger, lambda row: row[0])):
@@ -169,7 +169,7 @@ class _Sums:
             collections.defaultdict(float))
 
     def add(self, file: BinaryIO) -> None:
-        """Add what is named of a partition's groups."""
+        """Add the named blocks of a partition's groups."""
         planes: dict[int, list[int]] = {}
         for _, named in _named(file):
             for group, bits in named.items():
@@ -204,7 +204,7 @@ def _sections(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _named(file: BinaryIO) -> Iterator[tuple[int, Bits]]:
-    """The projects of a partition, and what each names there."""
+    """The projects of a partition, and the blocks that each names there."""
     for project, sections in itertools.groupby(
             _sections(file), lambda section: section[0]):
         yield project, _bits(runs for _, runs in sections)
@@ -233,7 +233,7 @@ def _increase(planes: list[int], bits: int) -> None:
 
 
 def _by_sharers(bits: int, planes: list[int]) -> Iterator[tuple[int, int]]:
-    """By the count that slots have: the count, and how many have it."""
+    """Return each count that slots have, and the number of these slots."""
     parts = [(0, bits)]
     for number, plane in enumerate(planes):
         split = []

@@ -10,10 +10,10 @@ a full disk, end the work on it at once.
 
 A group that is partly filled is recompressed when it has not changed for an
 hour, and again when it has twice as many blocks, or is full. So each block
-is compressed a few times at most. Only the maintainer does this: it settles
-what writers left, and keeps them out of the old file before it takes the name
-from it. A helper changes no file in place, so it takes only sealed groups, to
-which no writer comes any more.
+is compressed a few times at most. Only the maintainer does this: it recovers
+the tail that writers left, and locks them out of the old file before it takes
+the name from it. A helper changes no file in place, so it takes only sealed
+groups, to which no writer comes any more.
 
 If the maintainer's run makes way in the middle of a sealed group, it keeps the
 unfinished file, and the group's lease, until it goes on or the maintainer
@@ -26,8 +26,8 @@ Similar blocks are put next to each other within their group, unless the option
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed
 once for each requested codec, level and order, as long as no block is added. A
-helper notes such a group for the maintainer, who alone may write that into the
-group (I4).
+helper notes such a group for the maintainer, which alone may write that into
+the group (I4).
 """
 
 from collections.abc import Callable
@@ -58,26 +58,26 @@ _QUIET = 3600.0
 _POISONED = 1
 
 Worker = maintainer_role.Maintainer | helper_daemon.Helper
-#: Codec and level, as numbers, and whether in the order of similarity.
+#: Codec and level, as numbers; true for the order of similarity.
 Mark = tuple[int, int, bool]
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlan:
-    """What a run would do with a group."""
+    """Plan of a run for one group."""
 
     number: int
     action: str
     """'recompress' or 'skip'."""
     reason: str
-    """Why the run would skip the group, in a few words."""
+    """The reason why the run would skip the group, in a few words."""
     bytes: int
     """Bytes of disk that the group takes now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would do now."""
+    """Plan of a run."""
 
     groups: list[GroupPlan]
     """The groups that are not done."""
@@ -87,7 +87,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     groups: int = 0
     """Groups that are smaller now."""
@@ -105,7 +105,7 @@ class Result:
 
 def plan(maintainer: maintainer_role.Maintainer, codec: str,
          level: int = 0, similar: bool = False) -> Plan:
-    """Predict what a run that is asked for would do; changes nothing.
+    """Plan a requested run; change nothing.
 
     The plan does not find out which groups are in use.
 
@@ -125,9 +125,9 @@ def run_once(worker: Worker, pace: pacing.Pace, codec: str, level: int = 0,
     :param pace: if it waits for idle processors, the run leaves partly filled
         groups that changed lately
     :param similar: put similar blocks next to each other
-    :param is_mine: whether a sealed group is to be recompressed here; asked
-        for each group just before, since shares may change. Those that are
-        partly filled are the maintainer's
+    :param is_mine: returns whether a sealed group is to be recompressed here;
+        called for each group just before, since shares may change. Partly
+        filled groups are the maintainer's
     :raises pacing.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
     """
@@ -156,9 +156,9 @@ def give_up(maintainer: maintainer_role.Maintainer) -> None:
 
 def note_kept(maintainer: maintainer_role.Maintainer, number: int,
               mark: Mark) -> None:
-    """Note in a group what a helper found: it hardly becomes smaller.
+    """Note in a group a helper's finding: it hardly becomes smaller.
 
-    :param mark: how it was tried, as a file says; if there is no such codec or
+    :param mark: the mark of the helper's try; if there is no such codec or
         level, nothing is noted
     :raises BusyError: if the group is in use
     """
@@ -175,7 +175,7 @@ def note_kept(maintainer: maintainer_role.Maintainer, number: int,
 
 @contextlib.contextmanager
 def noting_failure(result: Any, number: int) -> Iterator[None]:
-    """Note in a run's result how a group fails; the next one may not."""
+    """Note a group's failure in a run's result; the next one may not."""
     try:
         yield
     except exceptions.ImageNotFound:
@@ -246,7 +246,7 @@ def _plan(worker: Worker, mark: Mark, quiet: float) -> list[GroupPlan]:
 
 
 def _reason(facts: dict[str, Any], damaged: bool) -> str:
-    """Why a group cannot be recompressed, in a few words; '': it can."""
+    """The reason why a group cannot be recompressed; '': it can."""
     if facts['flags'] & _POISONED:
         return 'writing to it failed once'
     if not facts['published']:
@@ -263,17 +263,17 @@ def _has_mark(facts: dict[str, Any], mark: Mark) -> bool:
 
 
 def is_done(facts: dict[str, Any], mark: Mark) -> bool:
-    """Whether a group is recompressed as a mark says."""
-    # What was never recompressed, or to no codec, covers nothing.
+    """Return whether a group is recompressed as a mark requires."""
+    # A group never recompressed, or to no codec, covers nothing.
     return _has_mark(facts, mark) and (
         not facts['codec'] or facts['covered'] == facts['published'])
 
 
 def _reason_to_wait(facts: dict[str, Any], mark: Mark,
                     quiet: float) -> str:
-    """Why a group is to be recompressed later; '': it need not wait.
+    """The reason to recompress a group later; '': it need not wait.
 
-    :param quiet: how old its last change must be, seconds
+    :param quiet: the minimum age of its last change, seconds
     """
     if not _is_partial(facts):
         return ''
@@ -319,11 +319,11 @@ class _Run:
                 and self._is_here(group.number)]
 
     def _is_here(self, number: int) -> bool:
-        """Whether this run is to recompress the group."""
+        """Return whether this run is to recompress the group."""
         return self._is_mine(number) or self._is_open(number)
 
     def _is_open(self, number: int) -> bool:
-        """Whether writers may append to a group."""
+        """Return whether writers may append to a group."""
         try:
             return _is_partial(self._worker.engine.group_facts(number))
         except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
@@ -377,11 +377,11 @@ class _Run:
         """Recompress the rest of a group, up to the exchange."""
         with noting_failure(self._result, number):
             write(rewriting, self._pace, self._done, self._total,
-                  f'compressing group {number:08x} anew')
+                  f'compressing group {number:08x} again')
             self._exchange(rewriting)
         self._close(rewriting)
         self._done += 1
-        self._pace.step(self._done, self._total, 'compressing groups anew')
+        self._pace.step(self._done, self._total, 'compressing groups again')
 
     def _close(self, rewriting: _engine.Rewriting) -> None:
         give_up(self._worker)
@@ -416,7 +416,7 @@ class _HelpersRun(_Run):
         return super().run()
 
     def _try(self, number: int) -> None:
-        # The maintainer's catalog would tell.
+        # A helper has no catalog, which would have the damaged blocks.
         with contextlib.suppress(exceptions.ImageNotFound,
                                  *exceptions.UNREADABLE):
             slots = self._worker.engine.group_facts(number)['slots']

@@ -53,7 +53,7 @@ def _collect(maintainer: Maintainer, pace: pacing.Pace, options: Any,
 
 
 def _named(names: list[str]) -> Callable[[dict[str, Any]], bool]:
-    """Whether such an option names an image, by its facts in the catalog."""
+    """Return whether the option names an image, by its catalog's facts."""
     named = frozenset(names)
     return lambda facts: (facts['image_id'] in named
                           or f'project:{facts["project"]}' in named)
@@ -262,11 +262,11 @@ class Task:
     """Of two tasks the one with the lower rank goes first. A task of rank 1 or
     more gives way, between two steps, to tasks of a lower rank."""
     counts_first: bool = False
-    """Whether *account* runs before the task."""
+    """True if *account* runs before the task."""
     is_routine: bool = False
-    """Whether the task runs often, and mostly does nothing."""
+    """True if the task runs often, and mostly does nothing."""
     is_told: bool = False
-    """Whether notifications report the task."""
+    """True if notifications report the task."""
     in_caches_only: bool = False
     help: Callable[..., Any] | None = None
     """The function that a helper calls, as `help(helper, pace, options)`.
@@ -274,11 +274,11 @@ class Task:
     share: int = 0
     """If each daemon has a share of the groups: the task's number in
     ``locks/hosts``. It must not change, since daemons of several versions meet
-    there. Then `help` and `run` also take `is_mine`; `is_mine(group)` says
+    there. Then `help` and `run` also take `is_mine`; `is_mine(group)` returns
     whether a group is in this daemon's share."""
     is_on: Callable[[Any], bool] = lambda options: True
-    """Whether a daemon with these options takes part, if the task has an
-    interval there."""
+    """Returns whether a daemon with these options takes part, if the task has
+    an interval there."""
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Check the arguments of a request.
@@ -298,7 +298,7 @@ class Task:
             self.bounds(**arguments)
 
 
-#: Every task by its name, in the order in which people see them.
+#: Every task by its name, in the order of the output.
 TASKS = {row.name: row for row in (
     Task('account', _account, interval=60, is_routine=True),
     Task('collect', _collect,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Scrubbing: finds, sets aside, reports and heals what the disk has lost.
+"""Scrubbing: finds, sets aside, reports and heals damage of the disk.
 
 A *pass* reads every recipe and every block once, in the order of their names
 and slots. It may be stopped anywhere and goes on in the next run: the catalog
@@ -9,7 +9,7 @@ keeps its cursor and its figures.
 A block that does not verify on two readings becomes *waiting*, in the same
 record as the cursor, so that nothing can make the scrub forget it. When the
 pass leaves the block's group, and the group is free, the scrub marks the block
-as damaged, and reports which images need it (``damaged_blocks.py``). If the
+as damaged, and reports the images that need it (``damaged_blocks.py``). If the
 group is in use, the block waits for a later run.
 
 Other daemons may have shares of the groups (``sharescrub.py``); then the pass
@@ -56,15 +56,14 @@ SPARE_MAX = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a pass found so far, and what this run did."""
+    """Findings of a pass so far, and results of this run."""
 
     blocks: int
     """Blocks verified in this pass."""
     bytes: int
     """Bytes read from the disk in this pass."""
     damaged: int
-    """Damaged blocks known in this run, whenever they were found, including
-    those that it healed."""
+    """All damaged blocks known in this run, including those that it healed."""
     found: int
     """Damaged blocks that this pass found first."""
     healed: int
@@ -74,7 +73,7 @@ class Result:
     quarantined: list[str]
     """Files with bytes that this run set aside."""
     complete: bool
-    """Whether the pass has ended."""
+    """True if the pass has ended."""
     spares: int
     """Blocks that have a spare copy."""
     spare_bytes: int
@@ -91,8 +90,8 @@ class Result:
     cold_bytes: int = 0
     """Bytes of cold groups' objects that were read in this pass."""
     unavailable: str | None = None
-    """Why no objects were read in this run; None: the object store answered,
-    or there was nothing to ask."""
+    """The reason why this run read no objects; None: the object store
+    answered, or no request was needed."""
     unchecked: int = 0
     """Blocks in cold groups that this run could not check for that reason."""
 
@@ -104,15 +103,15 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
              cold_budget: int = 0) -> Result:
     """Heal damaged blocks, and go on with the pass to its end.
 
-    :param full: begin a new pass, wherever the last one was
+    :param full: begin a new pass, even if the last one has not ended
     :param budget_bytes: about how much of the disk to read at most; None: no
         limit
     :param spare_threshold: a block that recipes name at least this often gets
         a spare copy when the pass ends; 0: no block does, and existing copies
         go
     :param spare_max: the most bytes of blocks that get a spare copy
-    :param is_mine: whether a group is in the maintainer's share; asked for
-        each group just before
+    :param is_mine: returns whether a group is in the maintainer's share;
+        called for each group just before
     :param cold_budget: the most bytes of objects that a pass reads
     :raises pacing.Stopped: between two steps; the next run goes on from there
     """
@@ -126,10 +125,10 @@ def mark_lost(maintainer: maintainer_role.Maintainer, image_id: str,
               progress: Callable[[int, int, str], None] | None = None) -> str:
     """Give up an image whose recipe cannot be read.
 
-    While the image is there, nothing may be freed anywhere, because nobody
-    knows what it names. This keeps its file in ``quarantine/``. The next
-    collection frees the blocks that only this image named. A volume's recipe
-    is given up like an image; the volume then cannot read what it had.
+    While the image is there, nothing may be freed anywhere, because the blocks
+    that it names are not known. This keeps its file in ``quarantine/``. The
+    next collection frees the blocks that only this image named. A volume's
+    recipe is given up like an image; the volume then cannot read what it had.
 
     :returns: the name of the file in ``quarantine/``
     :raises ImageNotFound: if there is no such image
@@ -158,9 +157,9 @@ def mark_lost(maintainer: maintainer_role.Maintainer, image_id: str,
         try:
             recipe.delete()                                     # N9
             # Each later accounting would judge its entries in vain. But while
-            # somebody writes or reads the image, the entries keep its blocks
-            # from being freed (I12). Then the accounting finds out when that
-            # is over.
+            # a process writes or reads the image, the entries keep its
+            # blocks from being freed (I12). Then the accounting finds out when
+            # that is over.
             if recipe.try_lock(0) and recipe.try_lock(1):
                 _unlink_entries(maintainer, recipe.inode)
         except exceptions.RepositoryError:
@@ -186,7 +185,7 @@ def _unlink_entries(maintainer: maintainer_role.Maintainer,
 
 
 def _error_of(recipe: _engine.Recipe) -> str | None:
-    """Why a recipe in ``images/`` cannot be read; None: it can."""
+    """The reason why a recipe in ``images/`` cannot be read; None: it can."""
     if not recipe.complete:
         return recipe.error or f'{recipe.name} has no header'
     try:
@@ -197,7 +196,7 @@ def _error_of(recipe: _engine.Recipe) -> str | None:
 
 
 class _Run:
-    """One run. Whatever must outlive it is in `_state`."""
+    """One run. All data that must outlive it are in `_state`."""
 
     def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: pacing.Pace, full: bool, budget: int | None,
@@ -276,7 +275,7 @@ class _Run:
         self._maintainer.catalog.set_scrub_state(self._state)
 
     def _step(self, done: int, total: int, what: str, cost: int) -> None:
-        """After a step: save how far the pass got, then keep the pace."""
+        """Save the pass's progress after a step, then keep the pace."""
         self._read += cost
         self._save()
         self._pace.step(done, total, what, cost=cost)
@@ -353,7 +352,7 @@ class _Run:
         return None
 
     def _names_damage(self, runs: bytes) -> bool:
-        """Whether an entry, or a group, cannot be read as it was written."""
+        """Return whether an entry, or a group, cannot be read as written."""
         for number, slot, blocks in block_addresses.runs_in(runs):
             try:
                 listing = self._maintainer.engine.entries(number, slot, blocks)

@@ -2,10 +2,10 @@
 
 """A helper's merging: the stages of the exact index that need no catalog.
 
-The helper writes runs, and merges them into shards (``exactindex.py``). What
-it finds becomes files of pairs, which the maintainer takes in. It learns the
-id of the catalog from the cursors: only the maintainer makes an index, and
-only it mends one. The locks of the index decide who does what. So there are no
+The helper writes runs, and merges them into shards (``exactindex.py``). Its
+findings become files of pairs, which the maintainer takes in. It reads the id
+of the catalog from the cursors: only the maintainer makes an index, and
+only it mends one. The locks of the index divide the work. So there are no
 shares.
 """
 
@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     scanned: int = 0
     """Entries that were new to the index."""
@@ -37,8 +37,8 @@ def run_once(helper: helper_daemon.Helper, pace: pacing.Pace) -> Result:
     :raises pacing.Stopped: between two steps; the steps before it stand
     :raises BusyError: if another process did this one's work, because this one
         lost its locks
-    :raises NoSpaceError: if the disk has no room; what was not finished is
-        removed, and a later run does it
+    :raises NoSpaceError: if the disk has no room; unfinished files are
+        removed, and a later run does the rest
     """
     result = Result()
     with contextlib.ExitStack() as stack:

@@ -6,7 +6,7 @@ It takes no lock and changes nothing. Blocks that do not verify on two
 readings, and those that are marked as damaged, go into the helper's notes. The
 maintainer verifies them again before it marks them (``findings.py``): a host
 whose memory is bad must not be able to give up good blocks. The maintainer
-also reads all recipes, since its catalog tells which images need a block.
+also reads all recipes, since its catalog has the images that need a block.
 
 The cursor is in the notes, too. If a group changes hands during a pass, it may
 be verified twice, or only in the next pass.
@@ -31,7 +31,7 @@ SAVE_INTERVAL = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a pass found so far."""
+    """Findings of a pass so far."""
 
     blocks: int
     """Blocks verified in this pass."""
@@ -42,7 +42,7 @@ class Result:
     worn: int
     """Good blocks with a neighbour whose bytes have changed on the disk."""
     complete: bool
-    """Whether the pass has ended."""
+    """True if the pass has ended."""
     unreadable: dict[str, str]
     """Groups that cannot be read, each with its error."""
 
@@ -51,8 +51,8 @@ def run_once(helper: helper_daemon.Helper, pace: pacing.Pace,
              is_mine: Callable[[int], bool]) -> Result:
     """Go on with the pass to its end.
 
-    :param is_mine: whether a group is in this daemon's share; asked for each
-        group just before
+    :param is_mine: returns whether a group is in this daemon's share; called
+        for each group just before
     :raises pacing.Stopped: between two steps; the next run goes on from there
     """
     if helper.notes.scrub['complete']:
@@ -111,7 +111,7 @@ class _Run:
         return True
 
     def _forget_others(self, there: set[int]) -> None:
-        """Forget what was found in groups that are gone, or others' now."""
+        """Forget the findings in groups that are gone, or others' now."""
         for number in {block_addresses.group_of(address)
                        for address in self._notes.found}.union(
                            self._notes.unreadable):
@@ -120,7 +120,7 @@ class _Run:
                 self._notes.unreadable.pop(number, None)
 
     def _forget(self, number: int) -> None:
-        """Forget what was found in a group, since it is verified again."""
+        """Forget the findings in a group, since it is verified again."""
         self._notes.found = {
             address for address in self._notes.found
             if block_addresses.group_of(address) != number}

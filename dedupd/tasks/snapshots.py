@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Snapshots: sends what is needed to make the directory again (cold.rst).
+"""Snapshots: sends the data for making the directory again (cold.rst).
 
 A snapshot names the cold groups with their objects, and the images with the
 objects of their recipes. Recipes that the snapshot before does not have are
@@ -39,7 +39,7 @@ from glance_dedup.repository import prefix_owners
 
 #: Recipes that are sent at the same time.
 _PARALLEL = 8
-#: How often a recipe is looked at that changes meanwhile.
+#: The most tries to read a recipe that changes meanwhile.
 _TRIES = 8
 
 #: Keys and sizes of all objects of an owner.
@@ -50,7 +50,7 @@ _Begun = tuple[backup_manifest.Recipe, futures.Future[int] | None]
 
 @dataclasses.dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     snapshot: int = 0
     """The number of the new snapshot; 0: none was needed."""
@@ -76,7 +76,7 @@ def take(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     :raises UnavailableError: the object store does not do its part
     :raises InvalidParameter: another directory has taken this one's place
     """
-    # What the snapshot names stays so, even if the machine crashes.
+    # The names in the snapshot stay so, even if the machine crashes.
     maintainer.engine.sync('images')
     maintainer.engine.sync('groups')
     maintainer.reconcile(pace.step)
@@ -102,9 +102,9 @@ class Newest:
     number: int
     """The highest number; 0: there is none."""
     manifests: list[backup_manifest.Manifest]
-    """Those that are whole, newest first. The caller closes them."""
+    """Whole manifests, newest first. The caller closes them."""
     are_two: bool
-    """Whether there are two numbers, and all of them are whole."""
+    """True if there are two numbers, and all of them are whole."""
     least: int
     """The lower one of the two numbers."""
 
@@ -232,7 +232,7 @@ class _Snapshot:
                         was.number not in there and self._is_lost(was.number)):
                     yield was
             elif was is not None and was.object_id == new.object_id:
-                yield was       # it knows whose object it is
+                yield was       # the file has the object's owner
             else:
                 yield from self._verified(
                     new._replace(owner=self._owner_of(new)))
@@ -241,7 +241,7 @@ class _Snapshot:
                   ) -> Iterator[backup_manifest.Group]:
         """The line of a new object, with its digest; none if it is not there.
 
-        Another object in its place is as bad. What files name stays, so
+        Another object in its place is as bad. Objects that files name stay, so
         nothing is deleted for this.
         """
         try:
@@ -250,11 +250,11 @@ class _Snapshot:
             self._warn(f'group {group.number:08x} is not in the snapshot: {e}')
 
     def _is_lost(self, number: int) -> bool:
-        """Whether images need a group that has no file."""
+        """Return whether images need a group that has no file."""
         return any(self._maintainer.catalog.counts(number))
 
     def _owner_of(self, group: backup_manifest.Group) -> str:
-        """Whose object a group's is."""
+        """The owner of a group's object."""
         settings = self._settings
         return (len(settings.owners) > 1 and prefix_owners.owner_of(
             self._store, settings.owners, group.number,
@@ -392,9 +392,9 @@ def _is_needed(found: Newest, foot: backup_manifest.Foot) -> bool:
 def parsed(owner: str, listed: Listing
            ) -> Iterator[tuple[str, int, keys.Manifest | keys.Group
                                | keys.Recipe]]:
-    """Of the objects of an owner those that programs of ours made.
+    """Yield the objects of an owner that programs of ours made.
 
-    Key, size, and what the key means.
+    Each is its key, size, and the key's meaning.
     """
     for key, size in listed:
         meaning = keys.parse(owner, key)

@@ -36,7 +36,7 @@ def most_used(maintainer: maintainer_role.Maintainer, threshold: int,
     """The blocks that recipes name most often, and at least `threshold` times.
 
     :param threshold: 0: no block is often used
-    :param most: how many blocks at most
+    :param most: the most blocks
     :returns: their addresses, sorted
     """
     if not threshold:
@@ -44,8 +44,8 @@ def most_used(maintainer: maintainer_role.Maintainer, threshold: int,
     parameters = maintainer.repository.parameters
     if not parameters.is_cryptographic:                             # I5
         LOG.warning(
-            'No spare copies are written: their fingerprints alone say what '
-            'they are, and %s is not cryptographic', parameters.fingerprint)
+            'No spare copies are written: their fingerprints alone '
+            'identify them, and %s is not cryptographic', parameters.fingerprint)
         return []
     catalog = maintainer.catalog
     found = heapq.nlargest(most, (
@@ -66,7 +66,7 @@ def renew(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
 
     :param wanted: the addresses of the blocks
     :param damaged: those whose block is damaged; an existing copy is kept
-    :param before: how many files there were
+    :param before: the number of files before
     :raises pacing.Stopped: between two files
     """
     slots = maintainer.repository.parameters.group_slots

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sweeping: deletes objects that nobody needs any more (cold.rst).
+"""Sweeping: deletes objects that are not needed any more (cold.rst).
 
 An object goes if no file names it, and the two newest snapshots, which are
-read back for that, do not name it either. No clock decides. So what killed
-runs left goes, too.
+read back for that, do not name it either. No clock decides. So it also
+deletes objects that killed runs left.
 """
 
 from concurrent import futures
@@ -31,12 +31,12 @@ _PARALLEL = 8
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would delete now."""
+    """Plan of a run."""
 
     objects: list[tuple[str, int]]
     """Keys and sizes; manifests first."""
     kept: str | None
-    """Why nothing may be deleted; None: it may."""
+    """The reason why nothing may be deleted; None: it may."""
 
     @property
     def bytes(self) -> int:
@@ -51,7 +51,7 @@ class _Kept(Exception):
 def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
          store: object_store.ObjectStore, settings: cold_settings.Settings,
          listed: snapshots.Listing) -> Plan:
-    """Find the objects that nobody needs; changes nothing.
+    """Find the objects that are not needed; change nothing.
 
     :param listed: all objects of this owner, listed before, and the manifests
         that were sent since
@@ -83,7 +83,7 @@ def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
 def run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
         store: object_store.ObjectStore, settings: cold_settings.Settings,
         listed: snapshots.Listing) -> Plan:
-    """Delete what :func:`plan` finds; returns it.
+    """Delete the objects that :func:`plan` finds; return the plan.
 
     :raises pacing.Stopped: between two objects
     :raises UnavailableError: the object store does not do its part
@@ -92,15 +92,15 @@ def run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     found = plan(maintainer, pace, store, settings, listed)
     if not found.objects:
         return found
-    # The two snapshots were read back before. So whoever restores later than
-    # this finds them, and needs only what they name.
+    # The two snapshots were read back before. So a later restore finds them,
+    # and needs only the objects that they name.
     prefix_owners.require_claim(maintainer.repository, settings, store)
     maintainer.confirm()
     with futures.ThreadPoolExecutor(_PARALLEL, 'sweep') as pool:
         total = len(found.objects)
         for first in range(0, total, _PARALLEL):
             pace.step(first, total, 'deleting objects')
-            # Old manifests go before what they name.
+            # Old manifests go before the objects that they name.
             list(pool.map(store.delete, [
                 key for key, _ in found.objects[first:first + _PARALLEL]]))
     pace.step(total, total, 'deleting objects')

@@ -11,7 +11,7 @@ A cold group in which few blocks live is fetched, and sent as a new object with
 only these.
 
 At its end a run takes a snapshot (:mod:`dedupd.tasks.snapshots`), and deletes
-the objects that nobody needs any more (:mod:`dedupd.tasks.sweeper`).
+the objects that are not needed any more (:mod:`dedupd.tasks.sweeper`).
 """
 
 from collections.abc import Callable
@@ -45,28 +45,28 @@ _POISONED = 1
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Which groups move."""
+    """The choice of groups that move."""
 
     age: float = 0.0
-    """Those that have not changed for so many seconds; 0: none for that."""
+    """Groups unchanged for so many seconds move; 0: none for that."""
     free_bytes: int = 0
-    """While the disk has less free, those that changed the longest ago."""
+    """While fewer bytes are free, the groups unchanged for longest move."""
     everything: bool = False
-    """All that can."""
+    """True if all groups that can move do."""
     keep: Callable[[dict[str, Any]], bool] = lambda facts: False
-    """Whether an image's groups stay; called with the image's facts in the
-    catalog."""
+    """Returns whether an image's groups stay; called with the image's facts in
+    the catalog."""
     live_share: int = collector.LIVE_SHARE
     """Percent. A cold group gets a new object if a smaller share of the
     blocks in its object lives."""
     mark: recompressor.Mark | None = None
-    """How groups are to be recompressed before they move. None: they are
-    not. A disk that has too little free does not wait for that."""
+    """The mark of groups that are recompressed before they move. None: none
+    are. A disk that has too little free does not wait for that."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlan:
-    """What a run would do with a group."""
+    """Plan of a run for one group."""
 
     number: int
     action: str
@@ -80,7 +80,7 @@ class GroupPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would do now."""
+    """Plan of a run."""
 
     groups: list[GroupPlan]
     """Cold groups that stay as they are are left out."""
@@ -95,7 +95,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     groups: int = 0
     """Groups that are cold now."""
@@ -121,18 +121,18 @@ class Result:
     sent_recipes: int = 0
     """Recipes that were sent for it."""
     deleted_objects: int = 0
-    """Objects that nobody needed any more, old snapshots among them."""
+    """Objects that were not needed any more, with old snapshots."""
     deleted_bytes: int = 0
     """Bytes of these."""
     kept: str | None = None
-    """Why no object may be deleted; None: it may."""
+    """The reason why no object may be deleted; None: it may."""
 
 
 def plan(maintainer: maintainer_role.Maintainer, policy: Policy) -> Plan:
-    """Predict what a run would do; changes nothing.
+    """Plan a run; change nothing.
 
     The plan does not find out which groups are in use. Only if the repository
-    is attached, the object store is asked which objects it has.
+    is attached, this lists the object store's objects.
     """
     repo = maintainer.repository
     groups = maintainer.guard(lambda: _plan(maintainer, policy))
@@ -156,7 +156,7 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
         nothing has changed
     :raises pacing.Stopped: between two steps
     :raises UnavailableError: the repository is not attached, or the object
-        store does not answer. What was moved before stays so
+        store does not answer. Groups moved before stay so
     :raises InvalidParameter: another directory has taken this one's place
     """
     repo = maintainer.repository
@@ -177,7 +177,7 @@ def _plan(maintainer: maintainer_role.Maintainer, policy: Policy
     kept = _kept_groups(maintainer, policy.keep)
     damaged = maintainer.damaged_groups()
     found: list[GroupPlan] = []
-    # Whether it is to be recompressed, time, number, bytes.
+    # True to recompress it first; time, number, bytes.
     movable: list[tuple[bool, float, int, int]] = []
     for number in maintainer.engine.groups():
         try:
@@ -204,7 +204,7 @@ def _plan(maintainer: maintainer_role.Maintainer, policy: Policy
 
 def _renewal(maintainer: maintainer_role.Maintainer, policy: Policy,
              facts: dict[str, Any], number: int) -> Iterable[GroupPlan]:
-    """What to do with a cold group, if anything."""
+    """Return the plan for a cold group, if it needs one."""
     wear = collector.wear(maintainer, number, facts, policy.live_share)
     if wear.is_worn and wear.blocks:
         yield GroupPlan(number, 'renew', f'{wear.blocks} of {wear.before} '
@@ -213,7 +213,7 @@ def _renewal(maintainer: maintainer_role.Maintainer, policy: Policy,
 
 def _reason(facts: dict[str, Any], policy: Policy, damaged: bool,
             kept: bool) -> str:
-    """Why a group cannot move, in a few words; '': it can."""
+    """The reason why a group cannot move, in a few words; '': it can."""
     if facts['flags'] & _POISONED:
         return 'writing to it failed once'
     if facts['published'] < facts['slots']:
@@ -226,7 +226,7 @@ def _reason(facts: dict[str, Any], policy: Policy, damaged: bool,
 
 
 def _is_raw(facts: dict[str, Any], policy: Policy) -> bool:
-    """Whether a group is to be recompressed before it moves."""
+    """Return whether a group is to be recompressed before it moves."""
     return policy.mark is not None and not recompressor.is_done(
         facts, policy.mark)
 
@@ -302,7 +302,7 @@ class _Run:
 
     def finish(self, settings: cold_settings.Settings,
                snapshot_only: bool) -> Result:
-        """Take a snapshot, and delete what nobody needs any more."""
+        """Take a snapshot, and delete objects that are not needed any more."""
         maintainer, pace, store = self._maintainer, self._pace, self._store
         result = self._result
         listed = store.keys(f'{settings.owner}/')
@@ -340,7 +340,7 @@ class _Run:
             self._result.failed[group.number] = str(e)
 
     def _is_lost(self, number: int) -> bool:
-        """Whether the object store has no object of a cold group.
+        """Return whether the object store has no object of a cold group.
 
         :raises UnavailableError: it does not answer
         """
@@ -406,7 +406,7 @@ class _Run:
         with contextlib.suppress(exceptions.UnavailableError,
                                  exceptions.ImageNotFound,
                                  *exceptions.UNREADABLE):
-            # A file system may do what it says it did not.
+            # A file system may have done what it reported as failed.
             facts = self._maintainer.engine.group_facts(number)
             if facts['object'] != object_id:
                 self._store.delete(key)

@@ -2,7 +2,7 @@
 
 """Volumes whose making or deleting was interrupted: removes them (V9).
 
-A collection does this first, so that it counts and frees what they had.
+A collection does this first, so that it counts and frees their blocks.
 """
 
 import logging
@@ -17,10 +17,10 @@ LOG = logging.getLogger(__name__)
 
 def finish(maintainer: maintainer_role.Maintainer, pace: pacing.Pace
            ) -> tuple[int, dict[str, str]]:
-    """Remove every volume that is unfinished and that nobody owns.
+    """Remove every volume that is unfinished and has no owner.
 
-    :returns: how many were removed; and the names of those that could not be,
-        each with its error
+    :returns: the number of removed ones; and the names of those that could not
+        be removed, each with its error
     :raises pacing.Stopped: between two volumes
     """
     repository = maintainer.repository
@@ -34,10 +34,10 @@ def finish(maintainer: maintainer_role.Maintainer, pace: pacing.Pace
                             'had been interrupted', name)
                 removed += 1
         except exceptions.BusyError:
-            pass    # somebody is at it
+            pass    # another process works on it
         except (exceptions.ImageNotFound, exceptions.ImageExists,
                 exceptions.DamagedError, exceptions.VersionError):
-            # It is gone, or was made, meanwhile; or nobody knows its state.
+            # It is gone, or was made, meanwhile; or its state is not known.
             pass
         except exceptions.RepositoryError as e:
             failed[name] = str(e)

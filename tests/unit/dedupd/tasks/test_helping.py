@@ -180,7 +180,7 @@ def test_the_collectors_intent_is_answered_within_a_second(
 
     class Watching(pacing.Pace):
         def step(self, done, total, what, cost=0, watch=None):
-            if 'group 00000001 anew' in what and not children:
+            if 'group 00000001 again' in what and not children:
                 children.append(repositories.fork_child(maintain))
             try:
                 super().step(done, total, what, cost, watch)
