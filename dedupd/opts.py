@@ -2,7 +2,7 @@
 
 """Every option of the daemon, by its group.
 
-Those marked mutable are read again on SIGHUP.
+SIGHUP makes the daemon read the mutable options again.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class _Matching(types.String):
     """Text that matches a pattern, and a sentence for text that does not.
 
     :param regex: matches valid text
-    :param what: what valid text is, with an example
+    :param what: describes valid text, with an example
     """
 
     def __init__(self, regex: str, what: str) -> None:
@@ -42,7 +42,7 @@ class _Matching(types.String):
 
 
 _PATH = _Matching(r'^[^\0]*$', 'a path: it holds a NUL')
-# Those who have a right to store images (dedupd/serve/upload_rights.py).
+# The holders of a right to store images (dedupd/serve/upload_rights.py).
 _NAME = r'(\*\.)?[^*\s][^*]*'
 _HOLDER = _Matching(
     f'^{_NAME}$', "the name of a certificate, with * only as its first label, "
@@ -70,7 +70,7 @@ _PLACE = _Matching(
 
 def _rate(name: str, default: float, help: str, related: str = ''
           ) -> cfg.Opt:
-    """An option that limits what goes to or from a disk or a network."""
+    """An option that limits the bytes to or from a disk or a network."""
     return cfg.FloatOpt(
         name, default=default, min=0, mutable=True,
         help=f"""{help}
@@ -146,7 +146,7 @@ Related options:
 Users that may use the Unix socket, besides root and the user that
 runs the daemon.
 
-The kernel tells the daemon who a caller is. The daemon disconnects
+The kernel gives the daemon each caller's user. The daemon disconnects
 other users before it reads a byte from them. Users of the socket can
 read every image and control the daemon. If the list is empty, the
 socket has the mode 0600. Otherwise it has 0666, and only this check
@@ -243,7 +243,7 @@ opens the whole repository.
 
 Possible values:
     * A path
-    * Unset: certificates are not asked for
+    * Unset: certificates are not requested
 
 Related options:
     * ``tls_client_crl``
@@ -372,7 +372,7 @@ Possible values:
 """),
     cfg.StrOpt('glance_cloud',
                help="""
-Cloud of ``clouds.yaml`` whose Glance tells the names of images, which
+Cloud of ``clouds.yaml`` whose Glance gives the names of images, which
 are then shown beside their ids.
 
 An account with the role ``admin`` sees all names; another one those of
@@ -597,7 +597,7 @@ Free space on the repository's disk, in MiB, below which groups move to
 the object store whatever their age is, those first that have not
 changed for longest.
 
-The daemon looks every five seconds. If less is free, groups move ahead of
+The daemon checks every five seconds. If less is free, groups move ahead of
 the interval, also those that were not recompressed yet. A group's move
 needs as much space as the group takes, 128 MiB by default. Storing leaves
 this free, and moving begins before storing is refused, even if this value
@@ -634,7 +634,7 @@ MiB that volumes may leave behind before a collection runs ahead of
 its interval.
 
 A volume that is overwritten leaves its old blocks behind. The daemon
-looks every five seconds at what checkpoints of volumes have deleted.
+checks every five seconds what checkpoints of volumes have deleted.
 
 Possible values:
     * 0: collections run at their interval only
@@ -742,8 +742,8 @@ see ``dedup_store_filter_mib``.
                default='filter',
                choices=['filter', 'lmdb', 'dtb'],
                help="""
-What tells the daemon which blocks may be stored already, the same as
-glance-api's; see ``dedup_store_index``. But ``dtb`` serves one
+Index by which the daemon finds blocks that may be stored already, the
+same as glance-api's; see ``dedup_store_index``. But ``dtb`` serves one
 process of the host: leave this at ``filter`` where glance-api has it.
 
 Related options:
@@ -780,7 +780,7 @@ cache_opts = [
             type=_PLACE,
             default='127.0.0.1:9292',
             help="""
-Address on which the daemon stands in for the Image service, if
+Address on which the daemon serves in place of the Image service, if
 ``mode`` is ``cache``. ``endpoint_override`` in the group ``[glance]``
 of ``nova.conf`` names it. If ``dedupd-relay`` runs, ``nova.conf``
 names ``relay_listen`` instead, and this is a Unix socket, which only
@@ -850,11 +850,11 @@ Possible values:
     cfg.StrOpt('upstream_cert',
                help="""
 File with a certificate, in PEM, that makes this host an operator of
-``upstream_url``, who may read every image.
+``upstream_url``, which may read every image.
 
 Possible values:
     * A path
-    * Unset: blocks are fetched with the token of the caller who
+    * Unset: blocks are fetched with the token of the caller that
       requested the image, which is enough for a compute host
 
 Related options:
@@ -1175,10 +1175,10 @@ def unknown_in(path: str) -> Iterator[str]:
 
 
 def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
-    """A sentence for each option of the files that nobody reads.
+    """Yield a sentence for each option of the files that no module reads.
 
-    An option that may be oslo.messaging's or OSProfiler's passes: asking them
-    would import all of their drivers.
+    An option that may be oslo.messaging's or OSProfiler's passes: a check with
+    these would import all of their drivers.
     """
     known = {group: set(conf[group]) for group in GROUPS}
     known['DEFAULT'] = {name for name in conf if name not in known} | _FORMER
