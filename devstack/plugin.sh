@@ -4,15 +4,15 @@
 #
 # Has DevStack's Glance keep its images in a store of the type dedup, and runs
 # dedupd beside it; and, on a compute host, another one as the cache that Nova
-# fetches images through. stack.sh sources this file in each phase; what a phase
-# does stands at the end. On a host with neither nothing is done.
+# fetches images through. stack.sh sources this file in each phase; the phases
+# are at the end. On a host with neither nothing is done.
 
 # shellcheck disable=SC2154
 
 _XTRACE_GLANCE_DEDUP=$(set +o | grep xtrace)
 set +o xtrace
 
-# Whether images of the last run lie there: is_dedup_repository DIRECTORY
+# Succeeds if images of the last run lie there: is_dedup_repository DIRECTORY
 function is_dedup_repository {
     sudo grep -qs '"kind": *"glance-dedup repository"' "$1/repository.json"
 }
@@ -30,7 +30,7 @@ function check_dedup_directory {
     fi
 }
 
-# Before anything is installed: what is wrong costs a minute then, not an hour.
+# Before anything is installed: a wrong setting costs a minute then, not an hour.
 function check_dedup_settings {
     if ! is_plugin_enabled glance-dedup; then
         die $LINENO "The plugin must be enabled by the name glance-dedup," \
@@ -114,7 +114,7 @@ function enable_dedup_store {
     iniset "$GLANCE_API_CONF" DEFAULT enabled_backends \
         "$backends$DEDUP_STORE_NAME:dedup"
     iniset "$GLANCE_API_CONF" glance_store default_backend "$DEDUP_STORE_NAME"
-    # Where GLANCE_ENABLE_MULTIPLE_STORES=False, DevStack has not done it, but
+    # With GLANCE_ENABLE_MULTIPLE_STORES=False, DevStack has not done it, but
     # with enabled_backends Glance needs these.
     if [[ $GLANCE_ENABLE_MULTIPLE_STORES == False ]]; then
         configure_reserved_stores
@@ -134,8 +134,8 @@ function configure_dedup_store {
     iniset "$GLANCE_API_CONF" "$DEDUP_STORE_NAME" dedup_store_dedupd_socket \
         "$socket"
 
-    # Apache cuts uploads into small chunks. Who speaks to uWSGI's own port
-    # sends larger ones than the 1 MiB that it takes by default.
+    # Apache cuts uploads into small chunks. Clients of uWSGI's own port
+    # send larger ones than the 1 MiB that it takes by default.
     iniset "$GLANCE_UWSGI_CONF" uwsgi chunked-input-limit 16777216
 }
 
@@ -148,7 +148,7 @@ function create_dedup_filter_directory {
     sudo systemd-tmpfiles --create "$DEDUP_FILTER_TMPFILES"
 }
 
-# Written anew each time, so that nothing of a former run stays:
+# Written again each time, so that nothing of a former run stays:
 # begin_dedupd_conf FILE DATA_DIR SOCKET
 function begin_dedupd_conf {
     sudo install -d -o "$STACK_USER" "$(dirname "$1")"
@@ -164,7 +164,7 @@ function begin_dedupd_conf {
     sudo systemd-tmpfiles --create /etc/tmpfiles.d/dedupd.conf
 }
 
-# Where tokens are checked, and requests passed on to.
+# The servers that check tokens, and to which requests are passed on.
 function configure_dedupd_glance {
     iniset "$1" dedupd glance_url "$GLANCE_URL"
     if is_service_enabled tls-proxy; then
@@ -201,7 +201,7 @@ function make_dedupd_certificate {
     fi
 }
 
-# Nova asks the relay in place of Glance, and the relay the cache.
+# Nova's requests for Glance go to the relay, which passes them to the cache.
 function configure_dedup_cache {
     begin_dedupd_conf "$DEDUP_CACHE_CONF" "$DEDUP_CACHE_DATA_DIR" \
         "$DEDUP_CACHE_SOCKET"
@@ -229,8 +229,8 @@ function empty_dedup_repository {
 }
 
 # An empty directory, in which Glance creates a repository when it starts. The
-# images of a former run are in no database any more where DevStack has made
-# Glance's anew; elsewhere the repository is another host's, too.
+# images of a former run are in no database any more where DevStack has made a
+# new one for Glance; elsewhere the repository is another host's, too.
 function init_dedup_store {
     # shellcheck disable=SC2086
     if is_service_enabled $DATABASE_BACKENDS; then
@@ -286,7 +286,7 @@ function configure_dedup_tempest {
     fi
 }
 
-# What is not ours stays: no directory is removed that is not empty.
+# Files of others stay: no directory is removed that is not empty.
 function cleanup_glance_dedup {
     empty_dedup_repository "$DEDUP_DATA_DIR"
     empty_dedup_repository "$DEDUP_CACHE_DATA_DIR"

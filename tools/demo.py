@@ -28,7 +28,7 @@ PIECE = 4 << 20
 MIB = 1 << 20
 MB = 1_000_000
 SHM = '/dev/shm'  # nosec: a tmpfs, where the filter has to be
-# Glance compares what a file is with what it is said to be.
+# Glance compares a file's format with the declared one.
 MAGIC = {b'QFI\xfb': 'qcow2', b'KDMV': 'vmdk', b'vhdxfile': 'vhdx'}
 
 
@@ -48,7 +48,7 @@ def disk_format(path):
 
 
 def pieces(read_into):
-    """Yield what `read_into` gives, in two buffers by turns."""
+    """Yield the pieces that `read_into` gives, in two buffers by turns."""
     buffers = [memoryview(bytearray(PIECE)) for _ in range(2)]
     while length := read_into(buffers[0]):
         yield buffers[0][:length]
@@ -81,7 +81,7 @@ def upload(client, path):
 
 
 def download(client, image_id, path):
-    """Return whether the image is what the file is, and the seconds."""
+    """Return whether the image equals the file, and the seconds."""
     start = time.monotonic()
     with client.open(image_id) as response:
         received = sha256(response.readinto)
@@ -174,7 +174,7 @@ class Daemon:
 
 
 def collect(server, daemon, image_id, name):
-    """Delete an image; show, and return, what comes back of its space."""
+    """Delete an image; show, and return, the space that comes back."""
     daemon_api = daemon.client()
 
     def run(task):
@@ -325,7 +325,7 @@ def run(paths, keep):
 
 
 def save_log(log, name):
-    """What is left when the rest is removed."""
+    """Keep a log when the other files are removed."""
     with contextlib.suppress(OSError):
         shutil.copyfile(log, TOP / '.log' / name)
 

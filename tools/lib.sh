@@ -3,7 +3,7 @@
 #
 # Set-up shared by tools/test, tools/demo, tools/cloud, tools/images,
 # tools/packages, tools/release, tools/shared and tools/mutate. Source it, then
-# call what is needed of
+# call some of
 #
 #   need_packages PROFILE...  install the Debian packages of bindep.txt
 #   need_mirrors              find the Debian mirrors that apt uses
@@ -12,9 +12,9 @@
 #   need_services NAME...     .services/NAME/, an environment for each service
 #                             of a cloud
 #
-# Each looks first and does nothing when nothing is missing, so that a second
+# Each checks first and does nothing when nothing is missing, so that a second
 # run takes a second. Each has a time limit. A step that fails ends the script
-# and says which it was, the last lines of its log, and what to do.
+# and prints its name, the last lines of its log, and a remedy.
 
 set -euo pipefail
 
@@ -72,14 +72,14 @@ unlock_setup() {
     unset SETUP_LOCKED
 }
 
-# What to put in front of a command that needs root.
+# Prefix of a command that needs root.
 AS_ROOT=()
 [ "$(id -u)" -eq 0 ] || AS_ROOT=(sudo)
 
-# What to put in front of a command that uses mmdebstrap, behind AS_ROOT. It
+# Prefix of a command that uses mmdebstrap, behind AS_ROOT. It
 # mounts directories of this machine, such as /dev/shm, in the root that it
 # makes. Killed here, all its processes end, and the mounts go with them.
-# shellcheck disable=SC2034  # for those who source this
+# shellcheck disable=SC2034  # for the scripts that source this
 NAMESPACES=(unshare --mount --propagation private --pid --mount-proc --fork
     --kill-child)
 
@@ -95,7 +95,7 @@ bindep() {
 }
 
 # Once a run. A source that does not answer is no reason to stop: the package
-# may come from another, and if not, the installation says so.
+# may come from another, and if not, the installation fails.
 refresh_packages() {
     [ -z "${REFRESHED:-}" ] || return 0
     REFRESHED=1
@@ -255,7 +255,7 @@ install_requirements() {
 }
 
 # OpenStack's services do not share an environment: their requirements differ.
-# Those that are missing are made side by side.
+# Missing ones are made side by side.
 need_services() {
     local name missing=() jobs=() job failed=0
     for name; do

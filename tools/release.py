@@ -24,7 +24,7 @@ BUNDLED = {'liblz4': ('liblz4-1', 'BSD-2-Clause'),
            'libzstd': ('libzstd1', 'BSD-3-Clause')}
 #: OpenSSL stays the host's, which updates and configures it.
 OF_THE_HOST = ('libcrypto.so.3',)
-#: What else a library in the wheel may need: the C library.
+#: Other libraries that one in the wheel may need: the C library.
 C_LIBRARY = {'libc.so.6', 'ld-linux-x86-64.so.2', 'ld-linux-aarch64.so.1'}
 TAG = re.compile(r'-cp311-abi3-manylinux_2_\d+_\w+\.whl$')
 MAX_WHEEL_MIB = 4
@@ -45,14 +45,14 @@ PAGE = 'dedupd/status/page/index.html'
 COMMAND_SECONDS = 900
 #: Pythons that the Debian of the build lacks, and the Debian that has each.
 SUITES = {'python3.13': 'trixie', 'python3.14': 'forky'}
-#: What a host needs: nbdkit for the trial, and what plyvel is compiled with.
+#: Packages for a host: nbdkit for the trial, and those that compile plyvel.
 PACKAGES = 'g++,libleveldb-dev,nbdkit,python3-dev,python3-venv'
-#: Tells where apt has Debian from.
+#: Prints the mirror from which apt has Debian.
 MIRROR = ('apt-get', 'indextargets', '--format', '$(REPO_URI)',
           'Identifier: Packages', 'Origin: Debian', 'Label: Debian')
 #: The settings of apt that mmdebstrap needs, among them a proxy.
 APT_CONF = re.compile('^Acquire::(?:https?|check-).* ".+";$', re.I | re.M)
-#: Runs what follows with mounts and processes of its own, which end with it.
+#: Runs a command with mounts and processes of its own, which end with it.
 NAMESPACES = ('unshare', '--mount', '--propagation', 'private', '--pid',
               '--fork', '--kill-child')
 #: Makes a Debian of a suite, and runs a script in its directory /trial.
@@ -70,7 +70,7 @@ done
 install -D -t root/trial trial.sh "$WHEEL"
 chroot root env -C /trial PATH=/usr/bin:/bin bash trial.sh
 '''
-#: What is run with the wheel in an environment of its own, by each Python.
+#: Script that each Python runs with the wheel in an environment of its own.
 TRIAL = '''
 set -e
 "$PYTHON" -m venv venv
@@ -100,7 +100,7 @@ def say(message):
 
 
 def run(*command, **options):
-    """Its output; one that fails ends the program."""
+    """Return a command's output; one that fails ends the program."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -265,7 +265,7 @@ def try_in_debian(place, wheel, environment):
 
 
 def is_installed(python):
-    """Whether it works: pyenv puts names on PATH that only print an error."""
+    """Return whether it works: pyenv puts names on PATH that only fail."""
     return subprocess.run(['bash', '-c', f'{python} -c ""'],
                           capture_output=True, timeout=60).returncode == 0
 
