@@ -45,7 +45,8 @@ def most_used(maintainer: maintainer_role.Maintainer, threshold: int,
     if not parameters.is_cryptographic:                             # I5
         LOG.warning(
             'No spare copies are written: their fingerprints alone '
-            'identify them, and %s is not cryptographic', parameters.fingerprint)
+            'identify them, and %s is not cryptographic',
+            parameters.fingerprint)
         return []
     catalog = maintainer.catalog
     found = heapq.nlargest(most, (
