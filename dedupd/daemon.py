@@ -37,10 +37,10 @@ from oslo_log import log
 from dedupd.compute.cache import cache_service
 from dedupd.endpoints import http_api
 from dedupd.endpoints import operations
-from dedupd.http import certificates
 from dedupd.http import glance_tokens
 from dedupd.http import http_server
 from dedupd.http import listeners
+from dedupd.http import tls_context
 from dedupd.http import upstream_client
 from dedupd import opts
 from dedupd.process import guru_report
@@ -148,7 +148,7 @@ class Daemon:
         self._options = options = conf.dedupd
         self._users = self._find_users()
         self._rights = upload_rights.Rights(options)
-        self._certificates = certificates.Certificates(
+        self._tls_context = tls_context.TLSContext(
             options) if options.listen else None
         self._sockets: dict[str, int] = {}
         self._repository = image_repository.Repository(
@@ -292,10 +292,10 @@ class Daemon:
                 'nbd', self._listen_unix('nbd_socket'), None,
                 allowed=lambda uid: uid in self._users['nbd_socket'],
                 other=self._exports.connection))
-        if self._certificates is not None:
+        if self._tls_context is not None:
             server.add(listeners.Listener(
                 'tls', listeners.begin(options.listen, listeners.listen_tcp),
-                endpoints.tls, tls=self._certificates.current))
+                endpoints.tls, tls=self._tls_context.current))
         if options.status_listen:
             server.add(listeners.Listener(
                 'status', listeners.begin(options.status_listen,
@@ -353,8 +353,8 @@ class Daemon:
             self._conf.mutate_config_files()
             users = self._find_users()
             self._rights.load()
-            if self._certificates is not None:
-                self._certificates.load()
+            if self._tls_context is not None:
+                self._tls_context.load()
         except Exception as e:
             LOG.error('Some options stay as they were: %s', e)
         else:

@@ -221,7 +221,7 @@ TESTED_BY = {
     'glance_dedup.fstest.trial': 'functional/test_trial.py',
     'dedupd.status.page': 'functional/test_dedupd_page.py',
     'dedupd.http.body_memory': 'unit/dedupd/http/test_http_server.py',
-    'dedupd.http.certificates': 'functional/test_dedupd_http.py',
+    'dedupd.http.tls_context': 'functional/test_dedupd_http.py',
     'dedupd.http.http_connection': 'unit/dedupd/http/test_http_server.py',
     'dedupd.http.glance': 'functional/test_cache_proxy.py',
     'dedupd.http.listeners': 'unit/base/test_access.py',

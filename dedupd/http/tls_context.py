@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The TLS listener's certificate, and the check of operators' certificates.
+"""The SSLContext of the listener: its certificate, and whose it accepts.
 
 The files are read again when one of them has changed, because the programs
 that renew revocation lists send no notification. A certificate is judged when
@@ -25,8 +25,10 @@ _PEM = re.compile(rb'-----BEGIN ([A-Z0-9 ]+)-----')
 _CRL = b'X509 CRL'
 
 
-class Certificates:
-    """Follows the files of the options. Used in the event loop's thread.
+class TLSContext:
+    """The listener's context, by the files of the options.
+
+    Used in the event loop's thread.
 
     :param options: the group ``[dedupd]``
     :raises ValueError: if there is no certificate, or a file is invalid
