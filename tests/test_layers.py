@@ -235,7 +235,7 @@ TESTED_BY = {
     'dedupd.serve.image_source':
         'unit/dedupd/compute/cache/test_arrival_list.py',
     'dedupd.serve.slice_fetching': 'functional/test_cold_daemon.py',
-    'dedupd.compute.cache.partial_image':
+    'dedupd.compute.cache.image_pull':
         'unit/dedupd/compute/cache/test_arrival_list.py',
     'dedupd.compute.cache.lot_pieces':
         'unit/dedupd/compute/cache/test_arrival_list.py',

@@ -4,7 +4,7 @@
 
 An arrival runs one pull. The pull goes through the image in order, some lots
 ahead of the stored ones, and goes on after the readers have left. Readers get
-the bytes that have come (``partial_image.py``).
+the bytes that have come (``image_pull.py``).
 
 The arrival hashes the stored bytes in order, as Glance has recorded the hash.
 So it finds a description of another image before the commit, and before
@@ -23,8 +23,8 @@ import threading
 from typing import Any
 from typing import Protocol
 
+from dedupd.compute.cache import image_pull
 from dedupd.compute.cache import neighbour_caches
-from dedupd.compute.cache import partial_image
 from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
@@ -173,7 +173,7 @@ class Arrival:
         self._require_known(self._expected)
         self._whole = image_assembly.why_whole(self._repository.parameters,
                                                header)
-        self.partial: partial_image.PartialImage | None = None
+        self.partial: image_pull.ImagePull | None = None
         if self._whole is not None:
             recipe.close()
             return
@@ -181,7 +181,7 @@ class Arrival:
             image_description.Description(str(self), header,
                                           image_assembly.READ_LOT_BYTES)))
         self.partial = stack.enter_context(contextlib.closing(
-            partial_image.PartialImage(
+            image_pull.ImagePull(
                 self._repository, self._transaction, header, description,
                 self._source, workers,
                 None if neighbours is None else neighbours.asking(
@@ -264,7 +264,7 @@ class Arrival:
         finally:
             self._end(cause)
 
-    def _pull(self, partial: partial_image.PartialImage) -> None:
+    def _pull(self, partial: image_pull.ImagePull) -> None:
         self._require_time()
         partial.greet()
         for _ in partial.run():
@@ -303,7 +303,7 @@ class Arrival:
                 self._judge = self._expected
                 self._hash = self._judge.hasher()
 
-    def _hash_on(self, partial: partial_image.PartialImage) -> None:
+    def _hash_on(self, partial: image_pull.ImagePull) -> None:
         """Hash the stored bytes that were not hashed yet."""
         self._require_hash()
         if self._hash is not None:
@@ -568,7 +568,7 @@ class _Reading:
             return 0
         try:
             return arrival.partial.read(view[:self._last - offset], offset)
-        except partial_image.NoMore:
+        except image_pull.NoMore:
             arrival.require_progress()
             return 0
         except (client_errors.ClientError, image_assembly.BadBlock,

@@ -24,7 +24,7 @@ from typing import Any
 
 from dedupd.compute.cache import arrival_list
 from dedupd.compute.cache import arriving_image
-from dedupd.compute.cache import partial_image
+from dedupd.compute.cache import image_pull
 from dedupd.http import messages
 from dedupd.http import ranges
 from dedupd.http import streams
@@ -55,7 +55,7 @@ class Loan:
     """
 
     def __init__(self, arrival: arriving_image.Arrival,
-                 partial: partial_image.PartialImage,
+                 partial: image_pull.ImagePull,
                  wanted: list[tuple[int, int]],
                  workers: thread_pool.Workers) -> None:
         self._arrival = arrival
@@ -77,7 +77,7 @@ class Loan:
             if present is None:
                 try:
                     return self._of_arrival()
-                except partial_image.NoMore:
+                except image_pull.NoMore:
                     present = self._arrival.settled(WAIT_SECONDS)
             return [] if present is None else self._of_image(present)
 
@@ -98,7 +98,7 @@ class Loan:
         """
         while not self._wanted and self._rest:
             if self._partial.ended:
-                raise partial_image.NoMore()
+                raise image_pull.NoMore()
             try:
                 self._wanted, self._rest = self._partial.cut(
                     self._rest, WAIT_SECONDS)
@@ -113,13 +113,13 @@ class Loan:
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             if self._partial.ended:
-                raise partial_image.NoMore()
+                raise image_pull.NoMore()
             changes = self._partial.changes
             is_over = self._fetched is not None and self._fetched.is_set()
             try:
                 blocks = self._partial.ready(self._wanted, wire.MAX_FRAME)
             except exceptions.ClosedError as e:
-                raise partial_image.NoMore() from e
+                raise image_pull.NoMore() from e
             if blocks:
                 for offset in blocks:
                     del self._wanted[offset]

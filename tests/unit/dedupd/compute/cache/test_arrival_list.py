@@ -18,7 +18,7 @@ import pytest
 
 from dedupd.compute.cache import arrival_list
 from dedupd.compute.cache import arriving_image
-from dedupd.compute.cache import partial_image
+from dedupd.compute.cache import image_pull
 from dedupd.serve import image_source
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
@@ -227,8 +227,8 @@ def small(monkeypatch):
     """Lots, memory and sync points so small that there are many."""
     monkeypatch.setattr(image_assembly, 'READ_LOT_BYTES', 64 << 10)
     monkeypatch.setattr(pull, 'SYNC_BYTES', 256 << 10)
-    monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 256 << 10)
-    monkeypatch.setattr(partial_image, 'NEAR_BYTES', 16 << 10)
+    monkeypatch.setattr(image_pull, 'AHEAD_BYTES', 256 << 10)
+    monkeypatch.setattr(image_pull, 'NEAR_BYTES', 16 << 10)
 
 
 def read_at(reading, offset, length):
@@ -948,7 +948,7 @@ def test_memory_is_bounded(hosts, monkeypatch):
     """However large the image, and wherever it is read."""
     monkeypatch.setattr(image_assembly, 'READ_LOT_BYTES', 256 << 10)
     monkeypatch.setattr(pull, 'SYNC_BYTES', MIB)
-    monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 512 << 10)
+    monkeypatch.setattr(image_pull, 'AHEAD_BYTES', 512 << 10)
     most = collections.Counter()
 
     def measure(self):
@@ -962,13 +962,13 @@ def test_memory_is_bounded(hosts, monkeypatch):
             most[name] = max(most[name], size)
 
     def measured(name):
-        function = getattr(partial_image.PartialImage, name)
+        function = getattr(image_pull.ImagePull, name)
 
         def call(self, *args):
             result = function(self, *args)
             measure(self)
             return result
-        monkeypatch.setattr(partial_image.PartialImage, name, call)
+        monkeypatch.setattr(image_pull.ImagePull, name, call)
 
     for name in ('_store', 'fetch', '_keep_ahead', '_remember'):
         measured(name)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The part of an image that has come, and reading it before the rest.
+"""The pull of an image, of which readers get what they want before the rest.
 
 One thread pulls the image (``glance_dedup/transfer/pull.py``). Other threads
 receive its blocks, and any number of threads read. Readers get
@@ -78,7 +78,7 @@ class _Turns:
         self._used.release()
 
 
-class PartialImage(pull.Pull):
+class ImagePull(pull.Pull):
     """A pull whose blocks can be read. Thread-safe, except where noted.
 
     `_changed` is the lock for the fields. No thread sends a request to the
