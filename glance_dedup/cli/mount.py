@@ -33,7 +33,7 @@ class Mount(command.RepositoryCommand):
 
     def take_action(self, parsed_args):
         try:
-            from glance_dedup import mount
+            from glance_dedup import fuse_operations
         except ImportError as e:
             raise common.FailedError(
                 f'{e}: install the packages of glance-dedup[mount], and the '
@@ -47,11 +47,13 @@ class Mount(command.RepositoryCommand):
         socket = self._nbd_socket()
         if client is not None and socket is not None:
             with client:
-                self._serve(mount, mount.FromDaemon(client, socket),
+                self._serve(fuse_operations,
+                            fuse_operations.FromDaemon(client, socket),
                             directory, parsed_args)
         elif self.settings.path is not None:
             with self.open(segment_cache_mib=CACHE_MIB) as repo:
-                self._serve(mount, mount.FromRepository(repo), directory,
+                self._serve(fuse_operations,
+                            fuse_operations.FromRepository(repo), directory,
                             parsed_args)
         else:
             raise common.UsageError(
@@ -64,14 +66,14 @@ class Mount(command.RepositoryCommand):
         found = nbd.get('socket') if isinstance(nbd, dict) else None
         return found if isinstance(found, str) else None
 
-    def _serve(self, mount, source, directory, parsed_args):
+    def _serve(self, fuse_operations, source, directory, parsed_args):
         def ready():
             sys.stdout.write(
                 f'The images of {source.name} are in {directory} until it is '
                 f'unmounted (fusermount3 -u {directory}).\n')
             sys.stdout.flush()
 
-        operations = mount.Operations(source, self.app.tell,
-                                      (os.geteuid(), os.getegid()))
-        mount.serve(operations, directory,
-                    allow_other=parsed_args.allow_other, ready=ready)
+        operations = fuse_operations.Operations(source, self.app.tell,
+                                                (os.geteuid(), os.getegid()))
+        fuse_operations.serve(operations, directory,
+                              allow_other=parsed_args.allow_other, ready=ready)

@@ -22,8 +22,8 @@ EXTRAS = {'backup': {'glance_dedup/backup/rank.py',
           's3': {'glance_dedup/objects/s3.py'},
           'swift': {'glance_dedup/objects/swift.py'},
           'trace': {'dedupd/http/tracing.py'},
-          'mount': {'dedupd/compute/novabase/fuse_operations.py',
-                    'glance_dedup/mount.py'}}
+          'mount': {'dedupd/compute/novabase/file_attributes.py',
+                    'glance_dedup/fuse_operations.py'}}
 # Only told, if oslo.messaging should bring it along, not to load eventlet.
 NOT_NEEDED = {'oslo-service'}
 

@@ -19,7 +19,7 @@ from dedupd.compute.cache import offered_images
 from glance_dedup.base import exceptions
 from glance_dedup.client import client_errors
 from glance_dedup.client import nbd_client
-from glance_dedup import mount
+from glance_dedup import fuse_operations
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
 
@@ -30,7 +30,7 @@ LOG = log.getLogger(__name__)
 PAUSE = 1.0
 
 
-class Contents(mount.Source):
+class Contents(fuse_operations.Source):
     """The images that the mount shows. Thread-safe, but for `show`.
 
     :param socket: on which dedupd serves NBD
@@ -119,19 +119,19 @@ class Contents(mount.Source):
         return (image_id in self._gone or image_id not in self._offers) and (
             self._is_missing(image_id))
 
-    # -- as mount.Source ---------------------------------------------------
+    # -- as fuse_operations.Source ------------------------------------------
 
     def names(self) -> list[str]:
-        """See :class:`mount.Source`."""
+        """See :class:`fuse_operations.Source`."""
         return sorted(self._offers)
 
-    def facts(self, image_id: str) -> mount.Facts:
-        """See :class:`mount.Source`; from memory."""
+    def facts(self, image_id: str) -> fuse_operations.Facts:
+        """See :class:`fuse_operations.Source`; from memory."""
         offer = self._offers[image_id]
-        return mount.Facts(image_id, offer.hash_value, offer.size, 0)
+        return fuse_operations.Facts(image_id, offer.hash_value, offer.size, 0)
 
-    def open(self, facts: mount.Facts) -> 'Content':
-        """See :class:`mount.Source`; never waits."""
+    def open(self, facts: fuse_operations.Facts) -> 'Content':
+        """See :class:`fuse_operations.Source`; never waits."""
         offer = self._offers[facts.image_id]
         if offer.hash_value != facts.upload_id:
             raise LookupError(f'image {facts.image_id} is another one now')
@@ -161,7 +161,7 @@ class Contents(mount.Source):
             self._times[image_id] = times
 
 
-class Content(mount.Opened):
+class Content(fuse_operations.Opened):
     """One open image. Thread-safe."""
 
     def __init__(self, contents: Contents,

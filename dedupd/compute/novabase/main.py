@@ -21,7 +21,7 @@ from oslo_log import log
 from dedupd.compute.cache import cache_service
 from dedupd.compute.cache import offered_images
 from dedupd.compute.novabase import base_links
-from dedupd.compute.novabase import fuse_operations
+from dedupd.compute.novabase import file_attributes
 from dedupd.compute.novabase import image_contents
 from dedupd.compute.novabase import link_sync
 from dedupd.compute.novabase import mounting
@@ -33,7 +33,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
 from glance_dedup.client import glance_api
-from glance_dedup import mount
+from glance_dedup import fuse_operations
 from glance_dedup.repository import image_repository
 
 LOG = log.getLogger('dedupd.compute.novabase')
@@ -121,8 +121,8 @@ def _serve(conf: cfg.ConfigOpts,
         thread.start()
         systemd.notify('READY=1')
 
-    mount.serve(
-        fuse_operations.Operations(
+    fuse_operations.serve(
+        file_attributes.Operations(
             contents, lambda text: LOG.error('%s', text), owner,
             others=False),
         directory, ready=ready, ending=contents.stopping.set, **_MOUNT)
@@ -137,7 +137,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if arguments[:1] == ['mount']:
             conf = daemon.read_options(arguments[1:])
-            mounting.mount(conf.cache.nova_mount, mount.options(**_MOUNT))
+            mounting.mount(conf.cache.nova_mount,
+                           fuse_operations.options(**_MOUNT))
         conf = daemon.read_options(
             arguments, 'Show the images of a cache of dedupd as files to '
             'Nova. With the first argument "mount", mount the directory for '

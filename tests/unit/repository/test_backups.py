@@ -23,7 +23,7 @@ from glance_dedup.base import thread_pool
 from glance_dedup.check import checker
 from glance_dedup.check import ondisk
 from glance_dedup.cli import entry
-from glance_dedup import mount
+from glance_dedup import fuse_operations
 from glance_dedup.repository import openvolumes
 from tests.support import maintenance
 from tests.support import replicas
@@ -159,7 +159,7 @@ def test_they_are_read_and_deleted_as_images(repo, command, backup, tmp_path):
 
 
 def test_they_are_mounted(repo, backup):
-    source = mount.FromRepository(repo)
+    source = fuse_operations.FromRepository(repo)
     assert source.names() == [backup, 'image']
     with source.open(source.facts(backup)) as image:
         assert image.read(len(DATA), 0) == DATA

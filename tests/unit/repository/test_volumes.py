@@ -30,8 +30,8 @@ from glance_dedup.base import pacing
 from glance_dedup.base import thread_pool
 from glance_dedup.check import ondisk
 from glance_dedup.cli import entry
+from glance_dedup import fuse_operations
 from glance_dedup.maintenance import block_addresses
-from glance_dedup import mount
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import volumes
 from tests.support import maintenance
@@ -417,7 +417,7 @@ def test_the_cache_does_not_evict_them(path, repo, part):
 
 
 def test_the_mount_shows_none(repo, part):
-    assert mount.FromRepository(repo).names() == ['image']
+    assert fuse_operations.FromRepository(repo).names() == ['image']
     with pytest.raises(pyfuse3.FUSEError):
-        asyncio.run(mount.Operations.lookup(
+        asyncio.run(fuse_operations.Operations.lookup(
             None, pyfuse3.ROOT_INODE, part.encode(), None))

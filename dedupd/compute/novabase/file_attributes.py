@@ -14,17 +14,17 @@ import os
 import pyfuse3
 
 from dedupd.compute.novabase import image_contents
-from glance_dedup import mount
+from glance_dedup import fuse_operations
 
 _BLOCK = 512
 
 
-class Operations(mount.Operations):
-    """The handlers of the kernel's requests. See :class:`mount.Operations`."""
+class Operations(fuse_operations.Operations):
+    """Those of :class:`fuse_operations.Operations`, with the differences."""
 
     _source: image_contents.Contents
 
-    def _file(self, inode: int, facts: mount.Facts
+    def _file(self, inode: int, facts: fuse_operations.Facts
               ) -> pyfuse3.EntryAttributes:
         entry = super()._file(inode, facts)
         entry.st_blocks = min(1, -(-facts.size // _BLOCK))
