@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The agenda: decides which of the maintainer's tasks runs next.
+"""The queue: decides which of the maintainer's tasks runs next.
 
 A *job* is one run of a task. It comes from a request, or from the task's
 interval: then the task is *due*. Requests go first, in their order.
@@ -11,7 +11,7 @@ nothing is left that it would make way for. A requested job makes no way for
 later requests of the same task, so these end in their order; and no job makes
 way for a run of the same task that would do the same.
 
-A helper's agenda has only the tasks that helpers run, and no requests: those
+A helper's queue has only the tasks that helpers run, and no requests: those
 are the maintainer's.
 """
 
@@ -68,7 +68,7 @@ class Job:
         return not (self.only_plans or self.arguments.get('snapshot_only'))
 
 
-class Agenda:
+class TaskQueue:
     """The jobs that wait, and the time at which each task is due.
 
     REQUIRES: the caller holds the scheduler's lock, at each call.

@@ -354,7 +354,7 @@ def test_nothing_of_messaging_without_a_broker(repository, broker):
             imported = {line.rpartition('|')[2].strip()
                         for line in it.text().splitlines()
                         if line.startswith('import time:')}
-        assert 'dedupd.schedule.task_scheduler' in imported
+        assert 'dedupd.schedule.maintainer_thread' in imported
         for module in ('oslo_messaging', 'kombu', 'amqp'):
             assert (module in imported) is wanted, module
         # Not in any case: this is a process of real threads.

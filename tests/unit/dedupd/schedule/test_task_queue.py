@@ -26,8 +26,8 @@ def conf():
 
 
 @pytest.fixture
-def agenda(conf):
-    return task_queue.Agenda(conf, NAMES)
+def queue(conf):
+    return task_queue.TaskQueue(conf, NAMES)
 
 
 def started(job):
@@ -35,156 +35,156 @@ def started(job):
     return job
 
 
-def order(agenda):
+def order(queue):
     """The names of all jobs, in the order in which they would run."""
     found = []
-    while (job := agenda.take()) is not None:
+    while (job := queue.take()) is not None:
         found.append(job.name)
-        agenda.put(job.name)
+        queue.put(job.name)
     return found
 
 
-def test_nothing_runs_by_itself_before_it_begins(agenda):
-    assert agenda.take() is None
-    agenda.begin()
-    assert order(agenda) == ['account']
-    agenda.clear()
-    assert all(agenda.due(name) is None for name in NAMES)
+def test_nothing_runs_by_itself_before_it_begins(queue):
+    assert queue.take() is None
+    queue.begin()
+    assert order(queue) == ['account']
+    queue.clear()
+    assert all(queue.due(name) is None for name in NAMES)
 
 
-def test_requests_then_what_is_due_for_longest(agenda):
+def test_requests_then_what_is_due_for_longest(queue):
     for seconds, name in ((-1, 'merge'), (-2, 'scrub'), (-3, 'collect')):
-        agenda.put(name, seconds)
-    agenda.request('recompress', {}, None)
-    agenda.request('merge', {}, None)
-    assert order(agenda) == ['recompress', 'merge', 'collect', 'scrub']
+        queue.put(name, seconds)
+    queue.request('recompress', {}, None)
+    queue.request('merge', {}, None)
+    assert order(queue) == ['recompress', 'merge', 'collect', 'scrub']
 
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('running', NAMES)
-def test_a_due_task_of_a_lower_rank_goes_first(agenda, running, name):
+def test_a_due_task_of_a_lower_rank_goes_first(queue, running, name):
     job = task_queue.Job(running)
-    assert not agenda.makes_way(job)
-    agenda.put(name, 0)
-    assert agenda.makes_way(job) == (
+    assert not queue.makes_way(job)
+    queue.put(name, 0)
+    assert queue.makes_way(job) == (
         registry.TASKS[name].rank < registry.TASKS[running].rank)
 
 
 @pytest.mark.parametrize('running', NAMES)
-def test_a_request_goes_before_what_makes_way(agenda, running):
+def test_a_request_goes_before_what_makes_way(queue, running):
     job = task_queue.Job(running)
-    agenda.request('merge', {}, job if running != 'merge' else None)
-    assert agenda.makes_way(job) == (running in ('scrub', 'recompress'))
+    queue.request('merge', {}, job if running != 'merge' else None)
+    assert queue.makes_way(job) == (running in ('scrub', 'recompress'))
 
 
-def test_a_suspended_job_waits_for_what_it_made_way_for(agenda):
+def test_a_suspended_job_waits_for_what_it_made_way_for(queue):
     scrub = task_queue.Job('scrub', 1, {'full': True})
     recompress = task_queue.Job('recompress', 2, {'dry_run': True})
     for job in (recompress, scrub):
-        agenda.suspend(job)
-        assert agenda.is_waiting(job.name)
-    agenda.put('recompress', 0)
-    agenda.put('account', 0)
-    assert agenda.take().name == 'account'
-    agenda.put('account')
-    assert agenda.take() is scrub
-    assert agenda.take() is recompress
+        queue.suspend(job)
+        assert queue.is_waiting(job.name)
+    queue.put('recompress', 0)
+    queue.put('account', 0)
+    assert queue.take().name == 'account'
+    queue.put('account')
+    assert queue.take() is scrub
+    assert queue.take() is recompress
     # A scrub goes on without beginning again; a dry run stays one.
     assert (scrub.arguments, recompress.arguments) == ({}, {'dry_run': True})
-    assert agenda.take().name == 'recompress'
+    assert queue.take().name == 'recompress'
 
 
-def test_a_request_joins_what_has_begun(agenda):
+def test_a_request_joins_what_has_begun(queue):
     running = started(task_queue.Job('scrub'))
     running.pace.patient = True
-    assert agenda.request('scrub', {'full': False}, running) is running
+    assert queue.request('scrub', {'full': False}, running) is running
     assert running.number == 1 and not running.pace.patient
-    assert agenda.request('scrub', {'full': True}, running) is not running
+    assert queue.request('scrub', {'full': True}, running) is not running
     running.pace = None
-    agenda.suspend(running)
-    assert agenda.request('scrub', {}, None) is running
+    queue.suspend(running)
+    assert queue.request('scrub', {}, None) is running
     assert running.number == 3
     # Somebody waits for it, so nobody else's scrub makes it superfluous.
-    agenda.drop_suspended('scrub')
-    assert agenda.take() is running
-    assert agenda.take().arguments == {'full': True}
-    assert agenda.take() is None
+    queue.drop_suspended('scrub')
+    assert queue.take() is running
+    assert queue.take().arguments == {'full': True}
+    assert queue.take() is None
 
 
-def test_a_scheduled_job_is_dropped_when_another_did_its_work(agenda):
-    agenda.suspend(started(task_queue.Job('scrub')))
-    agenda.suspend(started(task_queue.Job('scrub', 1)))
-    agenda.drop_suspended('scrub')
-    assert agenda.take().number == 1
-    assert agenda.take() is None
+def test_a_scheduled_job_is_dropped_when_another_did_its_work(queue):
+    queue.suspend(started(task_queue.Job('scrub')))
+    queue.suspend(started(task_queue.Job('scrub', 1)))
+    queue.drop_suspended('scrub')
+    assert queue.take().number == 1
+    assert queue.take() is None
 
 
-def test_requests_of_one_task_end_in_their_order(agenda):
-    first = agenda.request('scrub', {'full': True}, None)
-    assert agenda.take() is first
-    second = agenda.request('scrub', {}, None)
-    assert not agenda.makes_way(started(first))
-    other = agenda.request('merge', {}, first)
-    assert agenda.makes_way(first)
-    agenda.suspend(first)
-    assert [agenda.take() for _ in range(4)] == [other, first, second, None]
+def test_requests_of_one_task_end_in_their_order(queue):
+    first = queue.request('scrub', {'full': True}, None)
+    assert queue.take() is first
+    second = queue.request('scrub', {}, None)
+    assert not queue.makes_way(started(first))
+    other = queue.request('merge', {}, first)
+    assert queue.makes_way(first)
+    queue.suspend(first)
+    assert [queue.take() for _ in range(4)] == [other, first, second, None]
 
 
-def test_a_job_makes_no_way_for_a_run_that_does_the_same(agenda):
+def test_a_job_makes_no_way_for_a_run_that_does_the_same(queue):
     """Not even if that is urgent."""
     job = started(task_queue.Job('recompress', 1, {'level': 3}))
-    agenda.hurry('recompress')
-    assert not agenda.makes_way(job)
-    agenda.suspend(job)
-    assert agenda.take() is job
+    queue.hurry('recompress')
+    assert not queue.makes_way(job)
+    queue.suspend(job)
+    assert queue.take() is job
     assert (job.number, job.arguments) == (1, {'level': 3})
 
 
-def test_what_is_due_goes_on_where_it_was_suspended(agenda):
+def test_what_is_due_goes_on_where_it_was_suspended(queue):
     scrub = started(task_queue.Job('scrub', 1))
     recompress = started(task_queue.Job('recompress', 2))
     for job in (recompress, scrub):
-        agenda.suspend(job)
-    agenda.hurry('recompress')
-    assert agenda.take() is recompress
+        queue.suspend(job)
+    queue.hurry('recompress')
+    assert queue.take() is recompress
 
 
-def test_a_dry_run_is_no_run(agenda):
+def test_a_dry_run_is_no_run(queue):
     """It makes way for one that is urgent, and is joined by no request."""
     plan = started(task_queue.Job('recompress', 1, {'dry_run': True}))
-    assert agenda.request('recompress', {}, plan) is not plan
-    agenda.hurry('recompress')
-    assert agenda.makes_way(plan)
+    assert queue.request('recompress', {}, plan) is not plan
+    queue.hurry('recompress')
+    assert queue.makes_way(plan)
 
 
-def test_a_task_that_never_makes_way_runs_again(agenda):
+def test_a_task_that_never_makes_way_runs_again(queue):
     """Images that came meanwhile may concern the second run only."""
     running = started(task_queue.Job('collect'))
-    job = agenda.request('collect', {}, running)
+    job = queue.request('collect', {}, running)
     assert job is not running
-    assert agenda.request('collect', {}, running) is job
-    assert agenda.withdraw(job.number) and not agenda.withdraw(job.number)
-    assert not agenda.is_waiting('collect')
+    assert queue.request('collect', {}, running) is job
+    assert queue.withdraw(job.number) and not queue.withdraw(job.number)
+    assert not queue.is_waiting('collect')
 
 
-def test_no_task_waits_longer_than_its_interval(agenda, conf):
-    agenda.begin()
-    soon = agenda.due('merge')
+def test_no_task_waits_longer_than_its_interval(queue, conf):
+    queue.begin()
+    soon = queue.due('merge')
     conf.set_override('scrub_interval', 10, 'dedupd')
     conf.set_override('collect_interval', 0, 'dedupd')
-    agenda.reload()
-    assert agenda.due('scrub') <= time.monotonic() + 10
-    assert agenda.due('collect') is None
-    assert agenda.due('merge') == soon
-    agenda.put('collect', 0)
-    assert agenda.due('collect') is None
-    agenda.put('scrub', 10 ** 9)
-    assert agenda.due('scrub') <= time.monotonic() + 10
+    queue.reload()
+    assert queue.due('scrub') <= time.monotonic() + 10
+    assert queue.due('collect') is None
+    assert queue.due('merge') == soon
+    queue.put('collect', 0)
+    assert queue.due('collect') is None
+    queue.put('scrub', 10 ** 9)
+    assert queue.due('scrub') <= time.monotonic() + 10
 
 
-def test_a_hurried_task_goes_before_what_makes_way(agenda, conf):
+def test_a_hurried_task_goes_before_what_makes_way(queue, conf):
     conf.set_override('tier_interval', 1000, 'dedupd')
-    tiering = task_queue.Agenda(conf, (*NAMES, 'tier'))
+    tiering = task_queue.TaskQueue(conf, (*NAMES, 'tier'))
     tiering.begin()
     assert order(tiering) == ['account']
     scrub = started(task_queue.Job('scrub'))
@@ -203,16 +203,16 @@ def test_a_hurried_task_goes_before_what_makes_way(agenda, conf):
 
 
 @pytest.mark.parametrize('interval', [0, 1000])
-def test_a_collection_by_a_moment(agenda, conf, interval):
+def test_a_collection_by_a_moment(queue, conf, interval):
     """Whether or not collections are due at intervals."""
     conf.set_override('collect_interval', interval, 'dedupd')
-    agenda.begin()
-    before = agenda.due('collect')
-    agenda.collect_by(None)
-    assert agenda.due('collect') == before
+    queue.begin()
+    before = queue.due('collect')
+    queue.collect_by(None)
+    assert queue.due('collect') == before
     moment = time.monotonic() + 5
-    agenda.collect_by(moment)
-    assert agenda.due('collect') == moment
-    assert agenda.until(moment - 1000) == moment - 1000
-    agenda.collect_by(None)
-    assert agenda.due('collect') == (moment if interval else None)
+    queue.collect_by(moment)
+    assert queue.due('collect') == moment
+    assert queue.until(moment - 1000) == moment - 1000
+    queue.collect_by(None)
+    assert queue.due('collect') == (moment if interval else None)

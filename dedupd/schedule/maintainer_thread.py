@@ -118,9 +118,9 @@ class Scheduler:
             name: task_records.Record() for name,
             task in registry.TASKS.items()
             if task.run and (held is not None or not task.in_caches_only)}
-        self._agenda = task_queue.Agenda(conf, self._records)
+        self._queue = task_queue.TaskQueue(conf, self._records)
         self._running: Job | None = None
-        # From the moment in which it is taken from the agenda.
+        # From the moment in which it is taken from the queue.
         self._taken: Job | None = None
         self._sampled = 0.0
         self._looked = 0.0
@@ -194,8 +194,8 @@ class Scheduler:
         with self._changed:
             if self._stopping:
                 raise NotMaintainer('the daemon is ending')
-            number = self._agenda.request(name, arguments,
-                                          self._taken).number
+            number = self._queue.request(name, arguments,
+                                         self._taken).number
             self._make_way()
             self._changed.notify_all()
         self._tell()
@@ -204,14 +204,14 @@ class Scheduler:
     def withdraw(self, number: int) -> bool:
         """Forget a request; False if it has begun."""
         with self._changed:
-            return self._agenda.withdraw(number)
+            return self._queue.withdraw(number)
 
     def reload(self) -> None:
         """Follow changes of the options, also in the task that runs."""
         with self._changed:
             if self._running is not None:
                 self._pace.rate = self._rate(self._running)
-            self._agenda.reload()
+            self._queue.reload()
             self._changed.notify_all()
         self.membership.follow()
 
@@ -244,11 +244,11 @@ class Scheduler:
 
     def _status(self, name: str, after: int = 0) -> Fields:
         status = self._records[name].status(
-            self.past.facts(name), self._agenda.is_waiting(name), after)
-        due = self._agenda.due(name)
+            self.past.facts(name), self._queue.is_waiting(name), after)
+        due = self._queue.due(name)
         return {
             **status,
-            'interval': self._agenda.interval(name),
+            'interval': self._queue.interval(name),
             'next': None if due is None or status['state'] == 'running' else (
                 round(time.time() + max(0.0, due - time.monotonic()))),
         }
@@ -317,7 +317,7 @@ class Scheduler:
             self._shortage = low_space.Shortage(self._repository)
             self.is_maintainer = True
             self.catalog_state = 'ready'
-            self._agenda.begin()
+            self._queue.begin()
         self._logged = 0
         self._log_warnings(maintainer)
         LOG.info('This daemon maintains %s.', self._repository.path)
@@ -330,7 +330,7 @@ class Scheduler:
             if self.catalog_state != 'failed':
                 self.catalog_state = 'absent'
             self.is_maintainer = False
-            self._agenda.clear()
+            self._queue.clear()
             for record in self._records.values():
                 record.job = None
         self._tell()
@@ -353,7 +353,7 @@ class Scheduler:
                                            TRIAL_INTERVAL)
                 return
             with self._changed:
-                self._agenda.begin(helps=True)
+                self._queue.begin(helps=True)
             self._tell()
             self._schedule_scrub(helper)
             while (job := self._next()) is not None:
@@ -384,14 +384,14 @@ class Scheduler:
         left = 0.0
         if state.get('complete', True):
             left = (state.get('started', 0.0)
-                    + self._agenda.interval('scrub') - time.time())
+                    + self._queue.interval('scrub') - time.time())
         with self._changed:
-            self._agenda.put('scrub', max(left, 0.0))
+            self._queue.put('scrub', max(left, 0.0))
 
     def _end_intent(self, maintainer: maintainer_role.Maintainer) -> None:
         """Have a collection run when the collector's intent is to end."""
         with self._changed:
-            self._agenda.collect_by(maintainer.intent_ends)
+            self._queue.collect_by(maintainer.intent_ends)
 
     def _next(self) -> Job | None:
         """Wait for the next job; None: the daemon's role ends."""
@@ -404,11 +404,11 @@ class Scheduler:
                 if self._stopping or (
                         maintainer is not None and maintainer.lost):
                     return None
-                job = self._taken = self._agenda.take()
+                job = self._taken = self._queue.take()
                 if job is not None:
                     return job
                 now = time.monotonic()
-                until = self._agenda.until(
+                until = self._queue.until(
                     self.membership.next_try(TRIAL_INTERVAL)
                     if maintainer is None
                     else self._sampled + SAMPLE_INTERVAL)
@@ -440,7 +440,7 @@ class Scheduler:
         if outcome is None:
             with self._changed:
                 job.pace = self._running = self._taken = None
-                self._agenda.suspend(job)
+                self._queue.suspend(job)
             return
         if self._maintainer is not None:
             self._note_catalog(self._maintainer)
@@ -458,7 +458,7 @@ class Scheduler:
             if job.began is None:
                 job.began, job.started = time.time(), time.monotonic()
             if job.does_all:
-                self._agenda.put(job.name)
+                self._queue.put(job.name)
             job.pace = pacing.Pace(
                 lambda *args: self._progress(), self._rate(job),
                 patient=not job.number)
@@ -516,10 +516,10 @@ class Scheduler:
             if self._taken is job:
                 self._taken = None
             if job.does_all:
-                self._agenda.drop_suspended(job.name)
+                self._queue.drop_suspended(job.name)
             if outcome.result.get('complete') is False:
                 # Something kept the pass from ending.
-                self._agenda.put(job.name, RETRY_INTERVAL)
+                self._queue.put(job.name, RETRY_INTERVAL)
             self._changed.notify_all()
         if outcome.error is None:
             # Most runs find nothing to do.
@@ -565,7 +565,7 @@ class Scheduler:
                 self._conf.dedupd.tier_free_mib * _MIB):
             with self._changed:
                 if self._running is None or self._running.name != 'tier':
-                    self._agenda.hurry('tier')
+                    self._queue.hurry('tier')
         pressure = self._pressure
         if pressure is None or not self._repository.has_volumes:
             return
@@ -575,12 +575,12 @@ class Scheduler:
             pressure.look()
         if limit and pressure.bytes >= limit:
             with self._changed:
-                if self._agenda.interval('collect'):
-                    self._agenda.collect_by(moment)
+                if self._queue.interval('collect'):
+                    self._queue.collect_by(moment)
 
     def _make_way(self) -> None:
         """Stop the running job after its step if it is to make way."""
-        if self._running is not None and self._agenda.makes_way(self._running):
+        if self._running is not None and self._queue.makes_way(self._running):
             self._pace.stop()
 
     def _rebuild_after(self, error: Exception) -> None:

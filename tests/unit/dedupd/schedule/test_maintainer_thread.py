@@ -19,8 +19,8 @@ import pytest
 
 from dedupd.endpoints import operations
 from dedupd import opts
+from dedupd.schedule import maintainer_thread
 from dedupd.schedule import task_records
-from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -132,10 +132,10 @@ def test_requests_are_joined_while_they_wait(repository, conf, done):
 
 def test_a_request_joins_a_job_that_is_about_to_begin(
         repository, conf, done, monkeypatch):
-    """It was taken from the agenda, and its first step has not come."""
+    """It was taken from the queue, and its first step has not come."""
     conf.set_override('scrub_interval', 3600, 'dedupd')
     taken, requested = threading.Event(), threading.Event()
-    begin = task_scheduler.Scheduler._begin
+    begin = maintainer_thread.Scheduler._begin
 
     def wait(self, job):
         if job.name == 'scrub':
@@ -143,7 +143,7 @@ def test_a_request_joins_a_job_that_is_about_to_begin(
             requested.wait(LIMIT)
         begin(self, job)
 
-    monkeypatch.setattr(task_scheduler.Scheduler, '_begin', wait)
+    monkeypatch.setattr(maintainer_thread.Scheduler, '_begin', wait)
     with running(repository, conf) as scheduler:
         assert taken.wait(LIMIT)
         number = scheduler.request('scrub')
@@ -303,11 +303,11 @@ def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):
         scheduler.request('scrub')
         wait_for(lambda: log == ['scrub'])
         with scheduler._changed:
-            scheduler._agenda.put('recompress', 0)
+            scheduler._queue.put('recompress', 0)
         due.set()
         wait_for(lambda: log == ['scrub', 'recompress True'])
         with scheduler._changed:
-            scheduler._agenda.put('scrub', 0)
+            scheduler._queue.put('scrub', 0)
         wait_for(lambda: log == ['scrub', 'recompress True', 'scrub',
                                  'recompress True'])
         wait_for(lambda: scheduler.task('recompress')['runs'] == 1)
@@ -326,7 +326,7 @@ def test_asking_for_what_is_under_way(repository, conf, done):
     done.work['recompress'] = recompress
     with running(repository, conf) as scheduler:
         with scheduler._changed:
-            scheduler._agenda.put('recompress', 0)
+            scheduler._queue.put('recompress', 0)
             scheduler._changed.notify_all()
         wait_for(lambda: paces)
         number = scheduler.request('recompress')
@@ -554,20 +554,20 @@ def test_stop_ends_a_task_between_steps(repository, conf, done):
         assert scheduler.join(LIMIT)
         assert 'stopped' in scheduler.task('collect')['last']['error']
         assert scheduler.task('collect')['finished'] == number
-        with pytest.raises(task_scheduler.NotMaintainer):
+        with pytest.raises(maintainer_thread.NotMaintainer):
             scheduler.request('collect')
     # The lock is free.
     maintainer_role.Maintainer(repository).close()
 
 
 def test_reader_takes_over(repository, conf, done, monkeypatch):
-    monkeypatch.setattr(task_scheduler, 'TRIAL_INTERVAL', 0.05)
+    monkeypatch.setattr(maintainer_thread, 'TRIAL_INTERVAL', 0.05)
     other = maintainer_role.Maintainer(repository)
-    scheduler = task_scheduler.Scheduler(repository, conf)
+    scheduler = maintainer_thread.Scheduler(repository, conf)
     scheduler.start()
     time.sleep(0.2)
     assert not scheduler.is_maintainer and scheduler.catalog() is None
-    with pytest.raises(task_scheduler.NotMaintainer):
+    with pytest.raises(maintainer_thread.NotMaintainer):
         scheduler.request('collect')
     other.close()
     wait_for(lambda: scheduler.is_maintainer)
@@ -578,7 +578,7 @@ def test_reader_takes_over(repository, conf, done, monkeypatch):
 def test_a_maintainer_that_had_a_successor(repository, conf, done,
                                            monkeypatch):
     """The server dropped its locks; somebody else has opened the catalog."""
-    monkeypatch.setattr(task_scheduler, 'TRIAL_INTERVAL', 0.05)
+    monkeypatch.setattr(maintainer_thread, 'TRIAL_INTERVAL', 0.05)
 
     def work(maintainer, pace, **arguments):
         lost.append(maintainer)
@@ -606,15 +606,15 @@ def test_a_maintainer_that_had_a_successor(repository, conf, done,
 def test_stop_during_a_rebuild(repository, conf, done, monkeypatch):
     """N2.4: the next start begins it anew; so it can be left at once."""
     begun, release = threading.Event(), threading.Event()
-    real = task_scheduler.Scheduler._opening
+    real = maintainer_thread.Scheduler._opening
 
     def opening(self, *args):
         begun.set()
         release.wait(LIMIT)
         real(self, *args)
 
-    monkeypatch.setattr(task_scheduler.Scheduler, '_opening', opening)
-    scheduler = task_scheduler.Scheduler(repository, conf)
+    monkeypatch.setattr(maintainer_thread.Scheduler, '_opening', opening)
+    scheduler = maintainer_thread.Scheduler(repository, conf)
     scheduler.start()
     assert begun.wait(LIMIT)
     scheduler.stop()
@@ -665,7 +665,7 @@ def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
         wait_for(lambda: 'collect' in done.log)
         with pytest.raises(exceptions.BusyError):
             control.mark_lost('image')
-        assert not scheduler._agenda.is_waiting('mark-lost')
+        assert not scheduler._queue.is_waiting('mark-lost')
 
 
 def test_mark_lost_waits_once(repository, monkeypatch):
