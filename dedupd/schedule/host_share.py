@@ -30,7 +30,7 @@ LOG = log.getLogger(__name__)
 
 
 class Membership(closing.Closing):
-    """This daemon's membership. Thread-safe, but for `is_time_to_try`.
+    """This daemon's membership. Thread-safe.
 
     :param repository: not owned
     :param conf: has the group ``[dedupd]``
@@ -45,7 +45,6 @@ class Membership(closing.Closing):
         self._shared = {name: task.share
                         for name, task in registry.TASKS.items()
                         if task.share and name in names}
-        self._tried = -math.inf
         self._described: tuple[float, dict[str, dict[str, Any]]] = (
             -math.inf, {})
         self.hosts: live_hosts.Hosts | None = None
@@ -129,32 +128,3 @@ class Membership(closing.Closing):
             return {'host': notes.host or None,
                     'version': notes.program or None}
         return {'host': None, 'version': None}
-
-    # -- becoming the maintainer -------------------------------------------
-
-    def note_try(self, again: bool = False) -> None:
-        """Note that this daemon tries to become the maintainer.
-
-        :param again: it did not try, but is to do so next
-        """
-        self._tried = -math.inf if again else time.monotonic()
-
-    def next_try(self, interval: float) -> float:
-        """Time of the daemon's next try, by time.monotonic()."""
-        return self._tried + interval
-
-    def is_time_to_try(self, interval: float) -> bool:
-        """Return whether the maintainer has gone; checks once in the interval.
-
-        The check also makes sure of the number: the server may have dropped
-        its lock.
-        """
-        if time.monotonic() < self.next_try(interval):
-            return False
-        self.note_try()
-        # If the check fails now, the daemon tries.
-        with contextlib.suppress(exceptions.RepositoryError):
-            if self.hosts is not None:
-                self.hosts.renew()
-            return not self._repository.is_maintained
-        return True

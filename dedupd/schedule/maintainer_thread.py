@@ -3,9 +3,9 @@
 """The maintainer's thread: runs the tasks, one at a time.
 
 A daemon is the *maintainer* while it holds the maintainer's lock, and a
-*reader* otherwise. A reader tries every minute to get the lock, so that it
-takes over when the maintainer ends. Opening the catalog takes long if it must
-be rebuilt; the daemon serves reads meanwhile. A reader is a *helper*, too: it
+*reader* otherwise. A reader takes over when the maintainer ends
+(``maintainer_takeover.py``). Opening the catalog takes long if it must be
+rebuilt; the daemon serves reads meanwhile. A reader is a *helper*, too: it
 runs its part of some tasks (``registry.py`` lists them).
 
 Tasks run on request, in order, and when their interval is over
@@ -32,6 +32,7 @@ from dedupd.compute.cache import cache_catalog
 from dedupd.process import logs
 from dedupd.schedule import host_share
 from dedupd.schedule import low_space
+from dedupd.schedule import maintainer_takeover
 from dedupd.schedule import task_queue
 from dedupd.schedule import task_records
 from dedupd.schedule import volume_garbage
@@ -50,8 +51,6 @@ from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
-#: Seconds between two tries to become the maintainer.
-TRIAL_INTERVAL = 60.0
 #: Seconds until an unfinished scrub goes on.
 RETRY_INTERVAL = 600.0
 #: Seconds between two samples of the history.
@@ -129,6 +128,8 @@ class Scheduler:
         self._maintainer: maintainer_role.Maintainer | None = None
         self.membership = host_share.Membership(
             repository, conf, self._records)
+        self._takeover = maintainer_takeover.Takeover(
+            repository, self.membership)
         self._logged = 0
         self.past = task_history.Past(repository.path)
         self._thread = threading.Thread(
@@ -266,24 +267,16 @@ class Scheduler:
 
     def _change_roles(self) -> None:
         """Maintain the repository, or help, until the daemon ends."""
-        told = False
         while not self._stopping:
-            self.membership.note_try()
             try:
-                maintainer = maintainer_role.Maintainer(
-                    self._repository, self._opening)
+                maintainer = self._takeover.attempt(self._opening)
             except pacing.Stopped:
                 break
-            except exceptions.BusyError as e:
-                if not told:
-                    LOG.warning('Only reads are served: %s. Tried again every '
-                                '%d seconds.', e, TRIAL_INTERVAL)
-                told = True
             except Exception as e:
                 self.errors.failed('rebuild-catalog', e)
                 self.catalog_state = 'failed'
-            else:
-                told = False
+                maintainer = None
+            if maintainer is not None:
                 with contextlib.closing(maintainer):
                     self._opened(maintainer)
                     self._maintain(maintainer)
@@ -349,8 +342,9 @@ class Scheduler:
                                 e)
             if helper is None:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping,
-                                           TRIAL_INTERVAL)
+                    self._changed.wait_for(
+                        lambda: self._stopping,
+                        maintainer_takeover.TRIAL_INTERVAL)
                 return
             with self._changed:
                 self._queue.begin(helps=True)
@@ -397,8 +391,7 @@ class Scheduler:
         """Wait for the next job; None: the daemon's role ends."""
         maintainer = self._maintainer
         while True:
-            if maintainer is None and self.membership.is_time_to_try(
-                    TRIAL_INTERVAL):
+            if maintainer is None and self._takeover.is_due():
                 return None
             with self._changed:
                 if self._stopping or (
@@ -409,8 +402,7 @@ class Scheduler:
                     return job
                 now = time.monotonic()
                 until = self._queue.until(
-                    self.membership.next_try(TRIAL_INTERVAL)
-                    if maintainer is None
+                    self._takeover.due if maintainer is None
                     else self._sampled + SAMPLE_INTERVAL)
                 if self._pressure is not None or self._shortage is not None:
                     until = min(until, self._looked + LOOK_INTERVAL)
@@ -543,10 +535,9 @@ class Scheduler:
     def _progress(self) -> None:
         """Called in each step of a task, which may have to make way."""
         self._look()
-        if self._maintainer is None and self.membership.is_time_to_try(
-                TRIAL_INTERVAL):
+        if self._maintainer is None and self._takeover.is_due():
             self._pace.stop()
-            self.membership.note_try(again=True)
+            self._takeover.hurry()
         with self._changed:
             self._make_way()
 

@@ -46,6 +46,7 @@ ZSTD = 2
 PROGRAM = """
 import itertools, sys
 from dedupd import daemon
+from dedupd.schedule import maintainer_takeover
 from dedupd.schedule import maintainer_thread
 from dedupd.tasks import exactindex
 from glance_dedup.base import pacing
@@ -57,7 +58,7 @@ exactindex.HELP_PAUSE = 0.01
 pacing.WATCH = 0.01
 pacing.idle_seconds = itertools.count(0, 1000).__next__
 live_hosts.MAX_MEMORY = 0.2
-maintainer_thread.TRIAL_INTERVAL = 0.3
+maintainer_takeover.TRIAL_INTERVAL = 0.3
 maintainer_thread.RETRY_INTERVAL = 1.0
 sys.exit(daemon.main())
 """

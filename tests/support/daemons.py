@@ -259,13 +259,12 @@ class Daemon:
 def impatient(**intervals):
     """A program that is the daemon, with other intervals of the scheduler.
 
-    :param intervals: seconds, by the names of task_scheduler's constants and
-        of tasks
+    :param intervals: seconds, by the names of constants and of tasks
     """
     return ['-c', f"""
 import dataclasses, sys
 from dedupd import daemon
-from dedupd.schedule import task_scheduler
+from dedupd.schedule import maintainer_takeover, maintainer_thread
 from dedupd.tasks import registry
 
 for name, seconds in {intervals}.items():
@@ -273,7 +272,10 @@ for name, seconds in {intervals}.items():
         registry.TASKS[name] = dataclasses.replace(
             registry.TASKS[name], interval=seconds)
     else:
-        setattr(task_scheduler, name, seconds)
+        module = (maintainer_takeover if name == 'TRIAL_INTERVAL'
+                  else maintainer_thread)
+        assert hasattr(module, name), name
+        setattr(module, name, seconds)
 sys.exit(daemon.main())
 """]
 

@@ -11,6 +11,7 @@ import pytest
 
 from dedupd import opts
 from dedupd.schedule import host_share
+from dedupd.schedule import maintainer_takeover
 from dedupd.schedule import maintainer_thread
 from glance_dedup.base import pacing
 from glance_dedup.base import package_version
@@ -38,7 +39,7 @@ def conf():
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     monkeypatch.setattr(live_hosts, 'MAX_MEMORY', 0.01)
-    monkeypatch.setattr(maintainer_thread, 'TRIAL_INTERVAL', 0.1)
+    monkeypatch.setattr(maintainer_takeover, 'TRIAL_INTERVAL', 0.1)
     monkeypatch.setattr(pacing, 'WATCH', 0.001)
     monkeypatch.setattr(pacing, 'idle_seconds',
                         itertools.count(0, 1000).__next__)
@@ -77,17 +78,6 @@ def test_who_lives(join):
     assert (mine.number, other.number) == (0, 1)
     other.close()
     wait_for(lambda: mine.described() == {'0': host})
-
-
-def test_when_to_try(path, join, repo):
-    mine = join()
-    assert mine.is_time_to_try(60)      # nobody is the maintainer
-    assert not mine.is_time_to_try(60)  # it has just looked
-    with maintenance.maintaining(repo):
-        assert not mine.is_time_to_try(0)
-    assert mine.is_time_to_try(0)
-    mine.note_try(again=True)
-    assert mine.is_time_to_try(60)
 
 
 def test_a_daemon_without_a_number_works_alone(path, conf, repo, caplog):

@@ -19,6 +19,7 @@ import pytest
 
 from dedupd.endpoints import operations
 from dedupd import opts
+from dedupd.schedule import maintainer_takeover
 from dedupd.schedule import maintainer_thread
 from dedupd.schedule import task_records
 from dedupd.tasks import registry
@@ -561,7 +562,7 @@ def test_stop_ends_a_task_between_steps(repository, conf, done):
 
 
 def test_reader_takes_over(repository, conf, done, monkeypatch):
-    monkeypatch.setattr(maintainer_thread, 'TRIAL_INTERVAL', 0.05)
+    monkeypatch.setattr(maintainer_takeover, 'TRIAL_INTERVAL', 0.05)
     other = maintainer_role.Maintainer(repository)
     scheduler = maintainer_thread.Scheduler(repository, conf)
     scheduler.start()
@@ -578,7 +579,7 @@ def test_reader_takes_over(repository, conf, done, monkeypatch):
 def test_a_maintainer_that_had_a_successor(repository, conf, done,
                                            monkeypatch):
     """The server dropped its locks; somebody else has opened the catalog."""
-    monkeypatch.setattr(maintainer_thread, 'TRIAL_INTERVAL', 0.05)
+    monkeypatch.setattr(maintainer_takeover, 'TRIAL_INTERVAL', 0.05)
 
     def work(maintainer, pace, **arguments):
         lost.append(maintainer)
