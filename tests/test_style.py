@@ -88,7 +88,7 @@ def test_shell_style(path):
 
 #: Where an error of the disk says no more than that nothing is there.
 HIDES_ERRORS = {
-    'adoption/estimate.py', 'backup/job_hosts.py', 'cli/command.py',
+    'adoption/estimate.py', 'backup/reachable_hosts.py', 'cli/command.py',
     'cli/volumeserve.py', 'driver/daemon_reads.py', 'objects/slicefiles.py',
     'fstest/properties.py'}
 

@@ -20,10 +20,10 @@ import sys
 import tempfile
 from typing import Any
 
-from glance_dedup.backup import job_hosts
 from glance_dedup.backup import rank_events
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
+from glance_dedup.backup import reachable_hosts
 from glance_dedup.backup import rounds
 from glance_dedup.backup import volume_backups
 from glance_dedup.base import exceptions
@@ -310,12 +310,12 @@ class Job:
 
     # -- ranks --------------------------------------------------------------
 
-    def _reach(self) -> list[job_hosts.Host]:
+    def _reach(self) -> list[reachable_hosts.Host]:
         """The hosts that can take part now; none, if this one works alone.
 
         :raises Broken: there should be some, and none can
         """
-        found, lost = job_hosts.reach(self._settings.hosts)
+        found, lost = reachable_hosts.reach(self._settings.hosts)
         self.lost |= lost
         self._names |= {host.nodename: host.name for host in found}
         if lost and not found:
@@ -324,7 +324,7 @@ class Job:
         return found
 
     def _give_up_lost(self, left: dict[str, dict[str, Any]],
-                      hosts: list[job_hosts.Host]) -> None:
+                      hosts: list[reachable_hosts.Host]) -> None:
         """Give up sources on hosts that cannot be reached any more."""
         if not hosts:
             return
@@ -339,7 +339,7 @@ class Job:
                 del left[name]
 
     def _run_ranks(self, order: dict[str, Any],
-                   hosts: list[job_hosts.Host],
+                   hosts: list[reachable_hosts.Host],
                    note: Callable[[dict[str, Any]], None]) -> None:
         """Start the ranks, give them an order, and pass on their events.
 
@@ -432,7 +432,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def ranks_running(count: int, hosts: list[job_hosts.Host]
+def ranks_running(count: int, hosts: list[reachable_hosts.Host]
                   ) -> Iterator[Any]:
     """The process ``mpiexec``; it is gone behind this, with all ranks.
 
@@ -440,7 +440,7 @@ def ranks_running(count: int, hosts: list[job_hosts.Host]
     :param hosts: on each runs one; none: all run on this host
     :raises InvalidParameter: there is none
     """
-    program = job_hosts.mpiexec()
+    program = reachable_hosts.mpiexec()
     if program is None:
         raise exceptions.InvalidParameter(
             'MPI is not installed: install Open MPI and mpi4py from the '
@@ -457,7 +457,7 @@ def ranks_running(count: int, hosts: list[job_hosts.Host]
         process: Any = subprocess.Popen(
             [*command, sys.executable, *RANK],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
-            env={**_SMALL, **os.environ, **job_hosts.environment(hosts),
+            env={**_SMALL, **os.environ, **reachable_hosts.environment(hosts),
                  'OMPI_ALLOW_RUN_AS_ROOT': '1',
                  'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
         process.said = said

@@ -31,6 +31,7 @@ from glance_dedup.backup import rank_spool
 from glance_dedup.backup import servers
 from glance_dedup.backup import stages
 from glance_dedup.backup import views
+from glance_dedup.backup import work_split
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import package_version
@@ -91,14 +92,16 @@ class Rank:
                 case 'tidy':
                     self._tidy()
                 case _:
-                    for source in self._own_sources():
+                    for source in work_split.own_sources(
+                            self._ranks, self._order['sources']):
                         self._open(source)
                     self._run_stages()
         tell(self._ranks.rank, 'ended')
 
     def _tidy(self) -> None:
         """End the views of sources that were given up; remove spools (B6)."""
-        for source in self._own_sources():
+        for source in work_split.own_sources(self._ranks,
+                                             self._order['sources']):
             with contextlib.suppress(exceptions.RepositoryError):
                 for view in self._views_of(source):
                     view.close()
@@ -112,7 +115,7 @@ class Rank:
 
     def _look(self) -> None:
         """Tell which sources are on this host: one rank for all on it."""
-        if self._beside()[0] != self._ranks.rank:
+        if work_split.ranks_here(self._ranks)[0] != self._ranks.rank:
             return
         for source in self._order['sources']:
             try:
@@ -149,27 +152,6 @@ class Rank:
                 'repository than where the backup was started: mount the '
                 'shared directory under the same path on all hosts')
         return repository
-
-    def _beside(self) -> list[int]:
-        """The ranks on this host."""
-        mine = os.uname().nodename
-        return [rank for rank, host in enumerate(self._ranks.agree(mine))
-                if host == mine]
-
-    def _own_sources(self) -> list[dict[str, Any]]:
-        """Return this rank's part of the sources on its host."""
-        here = [source for source in self._order['sources']
-                if source['host'] == os.uname().nodename]
-        # The largest first, so that the shares are about equal.
-        here.sort(key=lambda source: (-source['size'], source['name']))
-        loads = dict.fromkeys(self._beside(), 0)
-        own = []
-        for source in here:
-            rank = min(loads, key=lambda rank: (loads[rank], rank))
-            loads[rank] += max(source['size'], 1)
-            if rank == self._ranks.rank:
-                own.append(source)
-        return own
 
     def _open(self, source: dict[str, Any]) -> None:
         """Open a source's views, or report why that is impossible (B5)."""

@@ -20,6 +20,7 @@ from glance_dedup import _engine
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
 from glance_dedup.backup import views
+from glance_dedup.backup import work_split
 from glance_dedup.base import exceptions
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
@@ -319,7 +320,7 @@ class Round:
                 task.read += length
                 scanned = self._engine.scan(self._buffer[:length], self._scope)
                 number = before + task.blocks
-                self._route(exchange, _engine.requests_of(
+                work_split.send(self._ranks, exchange, _engine.requests_of(
                     self._without_same(task, look, index, scanned, number),
                     self._first + number))
                 self._note_scanned(task, scanned)
@@ -364,20 +365,11 @@ class Round:
                 f'rank {self._ranks.rank} has more than {_MAX_BLOCKS} blocks '
                 'in one round: back up fewer servers in a round')
 
-    def _route(self, exchange: rank_exchange.Exchange, records: bytes) -> None:
-        """Send records to the ranks that have their partitions."""
-        for rank, part in enumerate(_engine.split_records(
-                records, self._ranks.size, 0, self._ranks.size)):
-            if part:
-                exchange.send(rank, part)
-
     def _take(self, kind: str, records: bytes) -> None:
         """File records by this rank's partitions."""
-        for number, part in enumerate(_engine.split_records(
-                records, self._ranks.size * self._partitions,
-                self._ranks.rank * self._partitions, self._partitions)):
-            if part:
-                self._spool.append(f'{kind}-{number}', part)
+        for number, part in work_split.by_partition(
+                self._ranks, self._partitions, records):
+            self._spool.append(f'{kind}-{number}', part)
 
     def _take_requests(self, _source: int, records: bytes) -> None:
         self._take('requests', records)
@@ -512,7 +504,7 @@ class Round:
                                   ) as exchange:
             for references in self._spool.pieces('references',
                                                  rank_spool.RECORD):
-                self._route(exchange, references)
+                work_split.send(self._ranks, exchange, references)
         self._spool.end('known')
         with self._ranks.exchange(b'resolve', self._take_again) as exchange:
             for number in range(self._partitions):

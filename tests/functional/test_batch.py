@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from glance_dedup.backup import backup_job
-from glance_dedup.backup import job_hosts
 from glance_dedup.backup import places
 from glance_dedup.backup import rank_exchange
+from glance_dedup.backup import reachable_hosts
 from glance_dedup.base import imageids
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
@@ -121,7 +121,7 @@ def test_a_host_that_names_another_as_its_own(monkeypatch):
     answers = iter([('one', 'two'), ('one', 'new')])
 
     def reach(names):
-        return [job_hosts.Host(name, nodename, frozenset()) for name,
+        return [reachable_hosts.Host(name, nodename, frozenset()) for name,
                 nodename in
                 zip(names, next(answers))], {}
 
@@ -129,7 +129,7 @@ def test_a_host_that_names_another_as_its_own(monkeypatch):
         for name, host in (('a', 'none\x1b[2J'), ('b', 'two'), ('a', 'one')):
             note({'event': 'source', 'rank': 0, 'name': name, 'host': host,
                   'size': 1, 'written': 0})
-    monkeypatch.setattr(job_hosts, 'reach', reach)
+    monkeypatch.setattr(reachable_hosts, 'reach', reach)
     monkeypatch.setattr(job, '_run_ranks', run_ranks)
     found = job._find([backup_job.Source(name, 'disk') for name in 'ab'])
     assert {name: source['host'] for name, source in found.items()} == {

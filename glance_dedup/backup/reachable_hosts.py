@@ -4,7 +4,7 @@
 
 ::
 
-    ssh HOST python -m glance_dedup.backup.job_hosts
+    ssh HOST python -m glance_dedup.backup.reachable_hosts
 
 tells of a host what has to fit. MPI would end the whole job if one host cannot
 be reached, and its errors often name none. So each host is asked before MPI
@@ -117,7 +117,7 @@ def _ask(name: str) -> Host:
     :raises HostError: it cannot take part
     """
     command = [*_SSH, name, shlex.join(
-        [sys.executable, '-m', 'glance_dedup.backup.job_hosts'])]
+        [sys.executable, '-m', 'glance_dedup.backup.reachable_hosts'])]
     status, answer, errors = _run(command)
     said = ' '.join(errors.split())
     if status == 255:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from glance_dedup.backup import job_hosts
+from glance_dedup.backup import reachable_hosts
 from glance_dedup.base import package_version
 
 ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU W IRTT
@@ -22,26 +22,26 @@ eth1 00004D0A 00000000 0001 0 0 0 0000FFFF 0 0 0
     ('192.0.2.1', None), ('127.0.0.1', None), ('fd00::2', None)])
 def test_network(tmp_path, address, network):
     (tmp_path / 'route').write_text(ROUTES)
-    assert job_hosts.network_of(address, tmp_path / 'route') == network
+    assert reachable_hosts.network_of(address, tmp_path / 'route') == network
 
 
 def test_networks_for_open_mpi(monkeypatch):
-    found = [job_hosts.Host(name, name, frozenset(networks))
+    found = [reachable_hosts.Host(name, name, frozenset(networks))
              for name, networks in (
                  ('one', {'10.0.0.0/8'}), ('two', ()),
                  ('three', {'192.0.2.0/24', '10.0.0.0/8'}))]
     name = 'OMPI_MCA_btl_tcp_if_'
     for end in ('include', 'exclude'):
         monkeypatch.delenv(name + end, raising=False)
-    assert job_hosts.environment(found)[f'{name}include'] == (
+    assert reachable_hosts.environment(found)[f'{name}include'] == (
         '10.0.0.0/8,192.0.2.0/24')
-    assert f'{name}include' not in job_hosts.environment(found[1:2])
-    assert job_hosts.environment([]) == {}
+    assert f'{name}include' not in reachable_hosts.environment(found[1:2])
+    assert reachable_hosts.environment([]) == {}
     # What the operator says comes first.
     for end in ('include', 'exclude'):
         with monkeypatch.context() as patched:
             patched.setenv(name + end, 'eth7')
-            assert f'{name}include' not in job_hosts.environment(found)
+            assert f'{name}include' not in reachable_hosts.environment(found)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def answer(tmp_path, monkeypatch):
 def test_a_host_that_lies_is_left_out_alone(answer, field, value):
     answer('good')
     answer('bad', **{field: value})
-    found, lost = job_hosts.reach(['bad', 'good'])
+    found, lost = reachable_hosts.reach(['bad', 'good'])
     assert [host.name for host in found] == ['good']
     assert list(lost) == ['bad'] and field in lost['bad']
     assert len(lost['bad']) < 600 and lost['bad'].isprintable()
@@ -87,7 +87,7 @@ def test_a_host_that_takes_the_name_of_another(answer, true, name):
     """It keeps the other one out of no backup."""
     answer(true, nodename=name)
     answer('bad', nodename=name)
-    found, lost = job_hosts.reach(['bad', true])
+    found, lost = reachable_hosts.reach(['bad', true])
     assert [host.name for host in found] == [true]
     assert list(lost) == ['bad']
     assert f'its hostname is {name}, which is that of {true}:' in lost['bad']
@@ -96,7 +96,7 @@ def test_a_host_that_takes_the_name_of_another(answer, true, name):
 def test_hosts_with_a_name_that_is_neithers(answer):
     for name in 'one', 'two':
         answer(name, nodename='other')
-    found, lost = job_hosts.reach(['one', 'two'])
+    found, lost = reachable_hosts.reach(['one', 'two'])
     assert found == [] and set(lost) == {'one', 'two'}
     assert 'one and two both have the hostname other' in lost['one']
 
@@ -106,7 +106,7 @@ def test_hosts_with_a_name_that_is_neithers(answer):
 def test_what_is_no_answer(answer, tmp_path, text):
     answer('good')
     (tmp_path / 'bad').write_text(text + '\n')
-    found, lost = job_hosts.reach(['good', 'bad'])
+    found, lost = reachable_hosts.reach(['good', 'bad'])
     assert [host.name for host in found] == ['good']
     assert 'does not run there' in lost['bad']
 
@@ -124,6 +124,6 @@ def test_a_host_that_gives_no_answer(tmp_path, monkeypatch, script, words):
     ssh.write_text(f'#!/bin/sh\n{script}\n')
     ssh.chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
-    monkeypatch.setattr(job_hosts, '_ASK', 2)
-    found, lost = job_hosts.reach(['bad'])
+    monkeypatch.setattr(reachable_hosts, '_ASK', 2)
+    found, lost = reachable_hosts.reach(['bad'])
     assert found == [] and words in lost['bad']
