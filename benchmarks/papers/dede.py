@@ -64,7 +64,7 @@ import plot
 import synthetic
 
 from dedupd.tasks import accounting
-from dedupd.tasks import duplicates
+from dedupd.tasks import duplicate_pairs
 from dedupd.tasks import merger
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
@@ -258,7 +258,7 @@ def rates_of_stages(directory: str, filters: str, mib: int, policy: str
         put_noise(repo, mib)
         with maintainer_role.Maintainer(repo) as maintainer:
             accounting.run_once(maintainer, pacing.Pace())
-            found = common.timed(duplicates.Duplicates(
+            found = common.timed(duplicate_pairs.Duplicates(
                 maintainer, pacing.Pace()).catch_up)
             need(found.result, 3 * blocks)
             yield Rate('find', 3 * blocks, found.cpu, found.wall)

@@ -7,9 +7,9 @@ A run has three stages.
 *Finding.* The run brings the exact index up to date (exactindex.py): the
 entries published since the last run are sorted by their fingerprints, and
 merged into it. A block whose fingerprint the index already has is a
-*duplicate*. The pair goes into the catalog (duplicates.py), and stays there
-until one of the two blocks is freed. A run may stop, or be killed, anywhere:
-the next run finds the rest.
+*duplicate*. The pair goes into the catalog (duplicate_pairs.py), and stays
+there until one of the two blocks is freed. A run may stop, or be killed,
+anywhere: the next run finds the rest.
 
 *Choosing.* Blocks of one fingerprint form a class. Addresses of the class that
 counted recipes name are *in use*; the lowest of them replaces all others.
@@ -35,7 +35,7 @@ from typing import Any
 from typing import NamedTuple
 
 from dedupd.tasks import accounting
-from dedupd.tasks import duplicates
+from dedupd.tasks import duplicate_pairs
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -221,7 +221,7 @@ class _Replacements:
 
     def mapping(self) -> bytes:
         """Pairs of old and new addresses."""
-        pairs = array.array('Q', bytes(duplicates.PAIR.size * len(self)))
+        pairs = array.array('Q', bytes(duplicate_pairs.PAIR.size * len(self)))
         pairs[::2], pairs[1::2] = self.old, self.new
         return block_addresses.pack(pairs, 'Q')
 
@@ -247,7 +247,7 @@ class _Run:
         self._maintainer = maintainer
         self._pace = pace
         self._exclude = exclude or (lambda facts: False)
-        self._known = duplicates.Duplicates(maintainer, pace)
+        self._known = duplicate_pairs.Duplicates(maintainer, pace)
         self._scanned = 0
         self._by_value = (
             maintainer.repository.parameters.verify == 'bytes')
@@ -286,9 +286,9 @@ class _Run:
         for group in self._maintainer.catalog.groups_with_duplicates():
             # An earlier round may have changed the counts.
             counts = _Counts(foreseen or self._maintainer.catalog)
-            for pairs in duplicates.portions(
+            for pairs in duplicate_pairs.portions(
                     self._maintainer.catalog.duplicates(group)):
-                blocks = duplicates.look(self._maintainer, pairs)
+                blocks = duplicate_pairs.look(self._maintainer, pairs)
                 chosen.append(_engine.pairs_choose(
                     pairs, *blocks, counts.of(blocks.addresses)))
                 size += len(chosen[-1])

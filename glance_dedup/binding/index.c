@@ -9,19 +9,19 @@
 #include <string.h>
 
 #include "engine/files/indexjoin.h"
-#include "engine/files/shardmerge.h"
+#include "engine/files/indexmerge.h"
 #include "engine/format/pairs.h"
 
 typedef struct index_handle {
     gd_shards *shards;
-    gd_shard_merge *merge; /* NULL: none is under way */
+    gd_index_merge *merge; /* NULL: none is under way */
 } index_handle;
 
 static void
 close_index(void *handle)
 {
     index_handle *index = handle;
-    gd_shard_merge_end(index->merge);
+    gd_index_merge_end(index->merge);
     gd_shards_close(index->shards);
     gd_env_posix()->release(gd_env_posix(), index);
 }
@@ -453,9 +453,9 @@ index_begin_merge(PyObject *object, PyObject *args)
         return NULL;
     }
     index_handle *index = handle_of(object);
-    gd_shard_merge_end(index->merge);
+    gd_index_merge_end(index->merge);
     index->merge = NULL;
-    gd_status s = gd_shard_merge_begin(index->shards, bits, shard,
+    gd_status s = gd_index_merge_begin(index->shards, bits, shard,
                                        (gd_split_limits){ns, records},
                                        &index->merge, &call.err);
     bool begun = index->merge != NULL;
@@ -485,7 +485,7 @@ index_step(PyObject *object, PyObject *args)
     index_handle *index = handle_of(object);
     gd_status s = require_merge(index, &call.err);
     if (s == GD_OK) {
-        s = gd_shard_merge_step(index->merge, records, &more, &bytes,
+        s = gd_index_merge_step(index->merge, records, &more, &bytes,
                                 &call.err);
     }
     return gd_py_end_two(&call, s, more, bytes);
@@ -502,8 +502,8 @@ index_finish_merge(PyObject *object, PyObject *Py_UNUSED(unused))
     index_handle *index = handle_of(object);
     gd_status s = require_merge(index, &call.err);
     if (s == GD_OK) {
-        s = gd_shard_merge_finish(index->merge, &result, &call.err);
-        gd_shard_merge_end(index->merge);
+        s = gd_index_merge_finish(index->merge, &result, &call.err);
+        gd_index_merge_end(index->merge);
         index->merge = NULL;
     }
     if (!gd_py_end(&call, s)) {
@@ -524,7 +524,7 @@ index_cancel_merge(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     index_handle *index = handle_of(object);
-    gd_shard_merge_end(index->merge);
+    gd_index_merge_end(index->merge);
     index->merge = NULL;
     return gd_py_end_none(&call, GD_OK);
 }

@@ -282,9 +282,9 @@ def _age(repo):
 
 def _merge_unsettled(maintainer):
     """Merge 'twin' to 'merged', and leave M, O and X behind."""
-    from dedupd.tasks import duplicates
+    from dedupd.tasks import duplicate_pairs
     from dedupd.tasks import merger
-    duplicates.Duplicates(maintainer, pacing.Pace()).catch_up()
+    duplicate_pairs.Duplicates(maintainer, pacing.Pace()).catch_up()
     chosen, = merger._Run(maintainer, pacing.Pace(), None)._rounds()
     merged = merger.merge_image(maintainer, 'twin', chosen.mapping(),
                                 pacing.Pace())

@@ -10,7 +10,7 @@
  * cut off (1).  Then what is looked for (8).
  */
 #include "engine/base/coding.h"
-#include "engine/files/shardmerge.h"
+#include "engine/files/indexmerge.h"
 #include "engine/format/index.h"
 #include "engine/format/packedframe.h"
 #include "engine/format/pairs.h"
@@ -157,23 +157,23 @@ static gd_status
 merge(gd_shards *shards, const gd_index_id *id, gd_merge_result *result,
       gd_error *err)
 {
-    gd_shard_merge *merge;
+    gd_index_merge *merge;
     bool more = true;
     uint64_t bytes;
     *result = (gd_merge_result){.records = 0};
-    gd_status s = gd_shard_merge_begin(shards, id->bits, id->shard,
+    gd_status s = gd_index_merge_begin(shards, id->bits, id->shard,
                                        (gd_split_limits){UINT64_MAX, 5},
                                        &merge, err);
     if (s != GD_OK || merge == NULL) {
         return s;
     }
     while (s == GD_OK && more) {
-        s = gd_shard_merge_step(merge, 3, &more, &bytes, err);
+        s = gd_index_merge_step(merge, 3, &more, &bytes, err);
     }
     if (s == GD_OK) {
-        s = gd_shard_merge_finish(merge, result, err);
+        s = gd_index_merge_finish(merge, result, err);
     }
-    gd_shard_merge_end(merge);
+    gd_index_merge_end(merge);
     return s;
 }
 

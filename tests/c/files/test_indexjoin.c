@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/files/shardmerge.h"
+#include "engine/files/indexmerge.h"
 #include "engine/format/address.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
@@ -49,20 +49,20 @@ add_run(size_t first, size_t step)
 static void
 merge(uint32_t bits, uint32_t shard, uint64_t split)
 {
-    gd_shard_merge *under_way;
+    gd_index_merge *under_way;
     gd_merge_result result;
     bool more = true;
     uint64_t bytes;
-    CHECK_INT(gd_shard_merge_begin(shards, bits, shard,
+    CHECK_INT(gd_index_merge_begin(shards, bits, shard,
                                    (gd_split_limits){UINT64_MAX, split},
                                    &under_way, &x.err), GD_OK);
     while (under_way != NULL && more) {
-        REQUIRE(gd_shard_merge_step(under_way, 1000, &more, &bytes, &x.err) ==
+        REQUIRE(gd_index_merge_step(under_way, 1000, &more, &bytes, &x.err) ==
                 GD_OK);
     }
     if (under_way != NULL) {
-        CHECK_INT(gd_shard_merge_finish(under_way, &result, &x.err), GD_OK);
-        gd_shard_merge_end(under_way);
+        CHECK_INT(gd_index_merge_finish(under_way, &result, &x.err), GD_OK);
+        gd_index_merge_end(under_way);
     }
 }
 

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from dedupd.tasks import duplicates
+from dedupd.tasks import duplicate_pairs
 from dedupd.tasks import exactindex
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
@@ -273,12 +273,13 @@ def test_full_disk(tmp_path, monkeypatch, stage):
                     filling.append(repositories.fill_disk(disk))
             monkeypatch.setattr(sys.modules[__name__], 'CHANGING',
                                 (*CHANGING, 'begin_merge'))
-            take = duplicates.Duplicates._take
+            take = duplicate_pairs.Duplicates._take
 
             def watched_take(*arguments):
                 before('catalog', arguments)
                 return take(*arguments)
-            monkeypatch.setattr(duplicates.Duplicates, '_take', watched_take)
+            monkeypatch.setattr(duplicate_pairs.Duplicates, '_take',
+                                watched_take)
             # The catalog has some room of its own.
             fails = (contextlib.nullcontext() if stage == 'catalog'
                      else pytest.raises(exceptions.NoSpaceError))

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_shardmerge.c - merging runs into shards: the result is that of the
+ * test_indexmerge.c - merging runs into shards: the result is that of the
  * simplest possible implementation, in the order of merging.rst; no
  * fault, no crash and no other host loses a pair.
  */
-#include "engine/files/shardmerge.h"
+#include "engine/files/indexmerge.h"
 
 #include "engine/base/coding.h"
 #include "engine/format/index.h"
@@ -146,22 +146,22 @@ static gd_status
 merge_one(uint32_t bits, uint32_t shard, gd_split_limits limits,
           gd_merge_result *result)
 {
-    gd_shard_merge *merge;
+    gd_index_merge *merge;
     bool more = true;
     uint64_t bytes;
     *result = (gd_merge_result){.records = 0};
     gd_status s =
-        gd_shard_merge_begin(shards, bits, shard, limits, &merge, &x.err);
+        gd_index_merge_begin(shards, bits, shard, limits, &merge, &x.err);
     if (s != GD_OK || merge == NULL) {
         return s;
     }
     while (s == GD_OK && more) {
-        s = gd_shard_merge_step(merge, 100, &more, &bytes, &x.err);
+        s = gd_index_merge_step(merge, 100, &more, &bytes, &x.err);
     }
     if (s == GD_OK) {
-        s = gd_shard_merge_finish(merge, result, &x.err);
+        s = gd_index_merge_finish(merge, result, &x.err);
     }
-    gd_shard_merge_end(merge);
+    gd_index_merge_end(merge);
     return s;
 }
 
@@ -329,7 +329,7 @@ TEST(test_record_with_the_same_address)
 
 TEST(test_two_at_once)
 {
-    gd_shard_merge *one, *two;
+    gd_index_merge *one, *two;
     gd_shards *other;
     gd_merge_result result;
     bool more;
@@ -340,15 +340,15 @@ TEST(test_two_at_once)
     add(GD_INDEX_RUN, &run);
     CHECK_INT(gd_shards_open(x.env, x.root, 0, CATALOG, &other, &x.err),
               GD_OK);
-    CHECK_INT(gd_shard_merge_begin(shards, 0, 0, NEVER, &one, &x.err), GD_OK);
-    CHECK_INT(gd_shard_merge_begin(other, 0, 0, NEVER, &two, &x.err), GD_BUSY);
+    CHECK_INT(gd_index_merge_begin(shards, 0, 0, NEVER, &one, &x.err), GD_OK);
+    CHECK_INT(gd_index_merge_begin(other, 0, 0, NEVER, &two, &x.err), GD_BUSY);
     /* Runs may come meanwhile. */
     put(&run, 8, 1 << 15);
     add(GD_INDEX_RUN, &run);
-    CHECK_INT(gd_shard_merge_finish(one, &result, &x.err), GD_INVALID);
-    CHECK_INT(gd_shard_merge_step(one, 100, &more, &bytes, &x.err), GD_OK);
-    CHECK_INT(gd_shard_merge_finish(one, &result, &x.err), GD_OK);
-    gd_shard_merge_end(one);
+    CHECK_INT(gd_index_merge_finish(one, &result, &x.err), GD_INVALID);
+    CHECK_INT(gd_index_merge_step(one, 100, &more, &bytes, &x.err), GD_OK);
+    CHECK_INT(gd_index_merge_finish(one, &result, &x.err), GD_OK);
+    gd_index_merge_end(one);
     CHECK_INT(result.records, 1);
     CHECK_INT(merge_one(0, 0, NEVER, &result), GD_OK);
     CHECK_INT(result.records, 2);
@@ -525,7 +525,7 @@ TEST(test_two_at_once_without_locks)
 {
     const gd_index_id last = {GD_INDEX_RUN, 0, 0, UINT64_MAX};
     for (int at_the_link = 0; at_the_link < 2; at_the_link++) {
-        gd_shard_merge *late;
+        gd_index_merge *late;
         gd_merge_result result;
         uint8_t record[R];
         bool more, complete;
@@ -536,9 +536,9 @@ TEST(test_two_at_once_without_locks)
         put(&all, 7, 3 << 15);
         gd_index_put_record(record, 7, 3 << 15);
         CHECK_INT(gd_shards_write(shards, &last, record, 1, &x.err), GD_OK);
-        CHECK_INT(gd_shard_merge_begin(shards, 0, 0, NEVER, &late, &x.err),
+        CHECK_INT(gd_index_merge_begin(shards, 0, 0, NEVER, &late, &x.err),
                   GD_OK);
-        CHECK_INT(gd_shard_merge_step(late, 100, &more, &bytes, &x.err),
+        CHECK_INT(gd_index_merge_step(late, 100, &more, &bytes, &x.err),
                   GD_OK);
         x.f.env.lock = lock_nothing;
         real_link = x.f.env.linkat;
@@ -547,8 +547,8 @@ TEST(test_two_at_once_without_locks)
         } else {
             go_on_without_the_last_run();
         }
-        CHECK_INT(gd_shard_merge_finish(late, &result, &x.err), GD_NOTFOUND);
-        gd_shard_merge_end(late);
+        CHECK_INT(gd_index_merge_finish(late, &result, &x.err), GD_NOTFOUND);
+        gd_index_merge_end(late);
         /* If it noticed in time, it has made nothing. */
         CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "shard-", NULL),
                   1 + at_the_link);

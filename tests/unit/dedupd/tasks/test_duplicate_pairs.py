@@ -3,7 +3,7 @@
 
 import pytest
 
-from dedupd.tasks import duplicates
+from dedupd.tasks import duplicate_pairs
 from dedupd.tasks import exactindex
 from glance_dedup.maintenance import catalog_db
 from tests.support import repositories
@@ -62,7 +62,7 @@ def test_others_are_in_a_run_before_they_are_forgotten(repo, maintainer,
 @pytest.mark.parametrize('rounds', [1, 8])
 def test_rounds(repo, maintainer, monkeypatch, rounds):
     """What is left of a bounded run, the next one does."""
-    monkeypatch.setattr(duplicates, 'ROUNDS', rounds)
+    monkeypatch.setattr(duplicate_pairs, 'ROUNDS', rounds)
     repositories.put(repo, 'a', DATA)
     test_merger.merge(maintainer)
     repo.delete('a')

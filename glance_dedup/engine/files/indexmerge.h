@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shardmerge.h - merges a shard of the exact index with its runs into its next
- * generation (merging.rst).
+ * indexmerge.h - merges a shard of the exact index with its runs into its next
+ * generation, and finds the pairs of duplicates (merging.rst).
  *
  * Memory: a frame for each input, of which there are at most 64, and for each
  * of two outputs; a bit for each number of a group.
  */
-#ifndef GD_SHARDMERGE_H
-#define GD_SHARDMERGE_H
+#ifndef GD_INDEXMERGE_H
+#define GD_INDEXMERGE_H
 
 #include "engine/files/shards.h"
 
-typedef struct gd_shard_merge gd_shard_merge;
+typedef struct gd_index_merge gd_index_merge;
 
 /* When a shard is marked to be split. */
 typedef struct gd_split_limits {
@@ -29,19 +29,19 @@ typedef struct gd_merge_result {
 /* Begins to merge a shard that counts.  *merge is NULL if it has no runs.
  * GD_BUSY, without words, if another merges it; GD_NOTFOUND if the shard does
  * not count (any more). */
-gd_status gd_shard_merge_begin(gd_shards *shards, uint32_t bits,
+gd_status gd_index_merge_begin(gd_shards *shards, uint32_t bits,
                                uint32_t shard, gd_split_limits limits,
-                               gd_shard_merge **merge, gd_error *err);
+                               gd_index_merge **merge, gd_error *err);
 /* Merges some records.  *more: there are others.  *bytes: read so far. */
-gd_status gd_shard_merge_step(gd_shard_merge *merge, size_t records,
+gd_status gd_index_merge_step(gd_index_merge *merge, size_t records,
                               bool *more, uint64_t *bytes, gd_error *err);
 /* Makes the pairs durable, then the new generation, and removes what went into
  * it.  GD_NOTFOUND if the shard was discarded meanwhile, or if others went on
  * from it because the lock was lost: then the inputs stay.  REQUIRES: there are
  * no more records. */
-gd_status gd_shard_merge_finish(gd_shard_merge *merge, gd_merge_result *result,
+gd_status gd_index_merge_finish(gd_index_merge *merge, gd_merge_result *result,
                                 gd_error *err);
 /* Gives up what was not finished.  NULL: nothing. */
-void gd_shard_merge_end(gd_shard_merge *merge);
+void gd_index_merge_end(gd_index_merge *merge);
 
 #endif
