@@ -56,6 +56,7 @@ _REWRITE = 'glance_dedup/engine/maintenance/grouprewrite.c'
 _EXCHANGE = 'glance_dedup/engine/maintenance/groupexchange.c'
 _PLACEHOLDER = 'glance_dedup/engine/maintenance/placeholder.c'
 _MERGE = 'glance_dedup/engine/maintenance/merge.c'
+_RECIPE_EXCHANGE = 'glance_dedup/engine/maintenance/recipeexchange.c'
 _INDEX_MERGE = 'glance_dedup/engine/files/indexmerge.c'
 _FENCE = 'glance_dedup/engine/files/fence.c'
 _FEATURES = 'glance_dedup/engine/files/features.c'
@@ -471,11 +472,10 @@ MUTANTS = (
         'before anything is freed'),
     Mutant(
         'replaced-recipe-not-in-the-spool', 'N10.5', (
-            Edit(_MERGE,
+            Edit(_RECIPE_EXCHANGE,
                  '    GD_TRY(gd_sync_dir(repo->env, repo->root, '
-                 'GD_DIR_SPOOL, err));\n'
-                 '    GD_TRY(rename_over(merge, done, err));',
-                 '    GD_TRY(rename_over(merge, done, err));'),),
+                 'GD_DIR_SPOOL, err));\n',
+                 ''),),
         workload='merging'),
     # -- volumes (V1 to V9) -----------------------------------------------
     Mutant(

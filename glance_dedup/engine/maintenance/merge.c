@@ -8,13 +8,10 @@
 
 #include "engine/base/array.h"
 #include "engine/base/coding.h"
-#include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 #include "engine/format/pairs.h"
+#include "engine/maintenance/recipeexchange.h"
 #include "engine/read/address_reader.h"
-
-/* For the image lock: its holder soon ends, or deletes. */
-enum { LOCK_MS = 100 };
 
 struct gd_merge {
     gd_repo *repo;
@@ -542,88 +539,13 @@ gd_merge_recipe(const gd_merge *merge)
     return merge->m.fd < 0 ? NULL : &merge->merged;
 }
 
-/* ---- the exchange ---- */
-
-static gd_status
-link_unique(const gd_merge *merge, const char *from, gd_spool_kind kind,
-            char name[GD_NAME_SIZE], gd_error *err)
-{
-    const gd_env *env = merge->repo->env;
-    uint8_t id[GD_ID_SIZE];
-    GD_TRY(gd_random(env, id, GD_ID_SIZE, err));
-    gd_names_spool(kind, id, name);
-    int rc = env->linkat(env, merge->repo->root, from, name);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot link %s to %s", from, name)
-                  : GD_OK;
-}
-
-/* N10.6.  M keeps its own name, too, which tells the accounting that M is
- * counted.  On a network file system that repeats requests, a rename may
- * succeed and report an error.  So what the name leads to decides. */
-static gd_status
-rename_over(gd_merge *merge, bool *done, gd_error *err)
-{
-    const gd_env *env = merge->repo->env;
-    int root = merge->repo->root;
-    char x[GD_NAME_SIZE];
-    GD_TRY(link_unique(merge, merge->m.name, GD_SPOOL_EXCHANGE, x, err));
-    GD_TRY(gd_second_name_make(env, root, &merge->repo->params,
-                               merge->old.name, err));
-    int rc = env->renameat(env, root, x, merge->old.name);
-    *done = rc >= 0 ||
-            gd_same_file(env, merge->m.fd, root, merge->old.name);
-    gd_second_name_remove(env, root, &merge->repo->params, merge->old.name);
-    if (!*done) {
-        (void)env->unlinkat(env, root, x);
-        return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
-                             merge->m.name, merge->old.name);
-    }
-    return GD_OK;
-}
-
-/* REQUIRES: the image lock. */
-static gd_status
-exchange_locked(gd_merge *merge, bool *done, gd_error *err)
-{
-    gd_repo *repo = merge->repo;
-    char o[GD_NAME_SIZE];
-    GD_TRY(gd_second_name_finish(repo->env, repo->root, &repo->params,
-                                 merge->old.name, err)); /* N14.3 */
-    /* N10.4: otherwise a deleted image would come back (I11), or old content
-     * under a new upload of the same id. */
-    if (!gd_same_file(repo->env, merge->old.fd, repo->root,
-                      merge->old.name)) {
-        return GD_OK;
-    }
-    /* N10.5: from here on the entry stays, whatever fails.  The accounting can
-     * tell an unfinished merge from a finished one (N4.6). */
-    GD_TRY(link_unique(merge, merge->old.name, GD_SPOOL_REPLACED, o, err));
-    GD_TRY(gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err));
-    GD_TRY(rename_over(merge, done, err)); /* N10.6 */
-    return gd_sync_dir(repo->env, repo->root, GD_DIR_IMAGES, err); /* N10.7 */
-}
-
 gd_status
 gd_merge_exchange(gd_merge *merge, bool *done, gd_error *err)
 {
-    gd_repo *repo = merge->repo;
-    int lock;
     *done = false;
-    GD_TRY(gd_repo_require_owner(repo, err));
     if (merge->m.fd < 0) {
         return gd_fail(err, GD_INVALID, "%s was not changed by the merge",
                        merge->old.name);
     }
-    gd_status s = gd_locks_lock_image(repo->env, repo->root,
-                                      merge->old.header.image_id, LOCK_MS,
-                                      &lock,
-                                      err); /* N10.4: only tried */
-    if (s == GD_BUSY) {
-        return GD_OK;
-    }
-    if (s == GD_OK) {
-        s = exchange_locked(merge, done, err);
-        gd_locks_unlock_image(repo->env, lock); /* N10.7 */
-    }
-    return s;
+    return gd_recipe_exchange(merge->repo, &merge->old, &merge->m, done, err);
 }
