@@ -116,8 +116,8 @@ compress_group(work *w, sums *to)
             used += BLOCK;
             w->segment_of[w->order[k]] = i / w->per_segment;
         }
-        if (gd_segment_compress(w->coder, GD_CODEC_ZSTD, w->level, plain, used,
-                                out, &stored, &err) != GD_OK) {
+        if (gd_codec_compress(w->coder, GD_CODEC_ZSTD, w->level, plain, used,
+                              out, &stored, &err) != GD_OK) {
             give_up(err.text);
         }
         to->stored += GD_SEGMENT_HEADER + (stored == 0 ? used : stored);

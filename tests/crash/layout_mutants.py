@@ -85,7 +85,7 @@ MUTANTS = (
             Edit(_GROUP,
                  '        !gd_segment_has_slot(header, slot) ||\n',
                  '        slot == UINT32_MAX ||\n'),),
-        tests=_run_by('blockgroup'),
+        tests=_run_by('group'),
         why_not=_DURABLE),
     Mutant(
         'order-without-some-blocks', 'I2', (

@@ -112,8 +112,8 @@ encode(gd_coder *coder, input *in)
     }
     uint8_t *out = malloc(length), *plain = malloc(length);
     MUST(out != NULL && plain != NULL);
-    MUST(gd_segment_compress(coder, codec, level, in->at, length, out,
-                             &stored, &err) == GD_OK);
+    MUST(gd_codec_compress(coder, codec, level, in->at, length, out,
+                           &stored, &err) == GD_OK);
     MUST(stored == 0 || (codec != GD_CODEC_NONE &&
                          stored < length - length / 16));
     gd_segment_header header = {

@@ -242,8 +242,8 @@ static gd_status
 compressed(gd_estimate *e, gd_codec codec, int level, const uint8_t *plain,
            size_t length, size_t *stored, gd_error *err)
 {
-    gd_status s = gd_segment_compress(e->coder, codec, level, plain, length,
-                                      e->out, stored, err);
+    gd_status s = gd_codec_compress(e->coder, codec, level, plain, length,
+                                    e->out, stored, err);
     if (*stored == 0) {
         *stored = length;
     }

@@ -415,14 +415,14 @@ compress(const gd_group_rewrite *r, gd_decoder *w, const run *one,
     int quick = gd_codec_quick_level(level);
     *stored = 0;
     if (r->anew && was_plain && quick != level) {
-        gd_status s = gd_segment_compress(w->coder, codec, quick, one->plain,
-                                          one->length, out, stored, err);
+        gd_status s = gd_codec_compress(w->coder, codec, quick, one->plain,
+                                        one->length, out, stored, err);
         if (s != GD_OK || *stored == 0) {
             return s;
         }
     }
-    return gd_segment_compress(w->coder, codec, level, one->plain, one->length,
-                               out, stored, err);
+    return gd_codec_compress(w->coder, codec, level, one->plain, one->length,
+                             out, stored, err);
 }
 
 /* Makes the plain bytes a segment of their slots. */

@@ -123,8 +123,8 @@ write_segment(writing *w, gd_error *err)
     }
     GD_TRY(gd_repo_require_room(
         w->repo, GD_SEGMENT_HEADER + (uint64_t)header->plain_length, err));
-    GD_TRY(gd_segment_compress(w->coder, GD_CODEC_LZ4, 0, w->plain,
-                               header->plain_length, w->packed, &stored, err));
+    GD_TRY(gd_codec_compress(w->coder, GD_CODEC_LZ4, 0, w->plain,
+                             header->plain_length, w->packed, &stored, err));
     header->codec = stored > 0 ? GD_CODEC_LZ4 : GD_CODEC_NONE;
     header->stored_length =
         stored > 0 ? (uint32_t)stored : header->plain_length;

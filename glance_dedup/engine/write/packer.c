@@ -234,13 +234,13 @@ try_compressing(gd_packer *packer, gd_coder *coder, const uint8_t *plain,
         return GD_OK;
     }
     if (try == GD_TRY_QUICKLY && quick != params->codec_level) {
-        s = gd_segment_compress(coder, params->codec, quick, plain, length,
-                                out, stored, NULL);
+        s = gd_codec_compress(coder, params->codec, quick, plain, length,
+                              out, stored, NULL);
         likely = *stored > 0;
     }
     if (s == GD_OK && likely) {
-        s = gd_segment_compress(coder, params->codec, params->codec_level,
-                                plain, length, out, stored, NULL);
+        s = gd_codec_compress(coder, params->codec, params->codec_level,
+                              plain, length, out, stored, NULL);
     }
     gd_compress_policy_tried(&packer->policy, number, *stored > 0);
     return s;

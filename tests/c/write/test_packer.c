@@ -438,11 +438,11 @@ TEST(test_level_after_noise)
     t.x.params.block_size = 65536;
     open_all(&t);
     REQUIRE(gd_coder_open(t.x.env, &coder, NULL) == GD_OK);
-    CHECK_INT(gd_segment_compress(coder, GD_CODEC_ZSTD, 0, plain,
-                                  sizeof plain, quick_out, &quick, NULL),
+    CHECK_INT(gd_codec_compress(coder, GD_CODEC_ZSTD, 0, plain,
+                                sizeof plain, quick_out, &quick, NULL),
               GD_OK);
-    CHECK_INT(gd_segment_compress(coder, GD_CODEC_ZSTD, 19, plain,
-                                  sizeof plain, out, &slow, NULL), GD_OK);
+    CHECK_INT(gd_codec_compress(coder, GD_CODEC_ZSTD, 19, plain,
+                                sizeof plain, out, &slow, NULL), GD_OK);
     CHECK(slow > 0 && slow < quick);
     for (int i = 0; i < 3; i++) {
         CHECK_INT(add(&t, 3, 65536), GD_OK); /* noise */
