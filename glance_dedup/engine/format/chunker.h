@@ -22,6 +22,10 @@ enum {
     GD_GEAR_WINDOW = 64, /* bytes that a cut depends on; no block is shorter */
 };
 
+/* The constants of the hash (format.rst, "Chunking").  With hash = 2 * hash +
+ * gd_gear[byte], modulo 2^64, the hash behind a byte depends on 64 bytes. */
+extern const uint64_t gd_gear[256];
+
 typedef struct gd_chunker gd_chunker;
 
 struct gd_chunker {
@@ -45,8 +49,8 @@ struct gd_chunker {
 gd_status gd_chunker_fixed(gd_chunker *chunker, size_t block_size,
                            gd_error *err);
 
-/* Content-defined blocks (gear.c), of minimum to maximum bytes; only the last
- * block of a stream may be shorter.  GD_INVALID, naming the mistake, unless
+/* Content-defined blocks, of minimum to maximum bytes; only the last block of a
+ * stream may be shorter.  GD_INVALID, naming the mistake, unless
  * GD_GEAR_WINDOW <= minimum < average < maximum, average is a power of two, and
  * maximum is a valid block size. */
 gd_status gd_chunker_gear(gd_chunker *chunker, size_t minimum, size_t average,

@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-#include "engine/format/gear.h"
+#include "engine/format/chunker.h"
 
 enum {
     NEEDED = 3,  /* features in common */

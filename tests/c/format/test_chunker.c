@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_chunker.c - cuts.
+ * test_chunker.c - cuts into fixed blocks.
  */
 #include "engine/format/chunker.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_gear.c - content-defined cuts: against their reference, and what they are
- * for.
+ * test_chunker_gear.c - content-defined cuts: against their reference, and what
+ * they are for.
  */
 #include "engine/format/chunker.h"
 
