@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When this daemon tries to become the maintainer, and each try.
+"""Taking over: this daemon's tries to become the maintainer.
 
 A daemon tries once when it starts, and then every minute, if no process is the
 maintainer.
@@ -35,7 +35,7 @@ class Takeover:
         self._repository = repository
         self._membership = membership
         self._tried = -math.inf
-        self._told = False
+        self._reported = False
 
     def attempt(self, progress: maintainer_role.Progress
                 ) -> maintainer_role.Maintainer | None:
@@ -48,12 +48,12 @@ class Takeover:
         try:
             maintainer = maintainer_role.Maintainer(self._repository, progress)
         except exceptions.BusyError as e:
-            if not self._told:
+            if not self._reported:
                 LOG.warning('Only reads are served: %s. Tried again every '
                             '%d seconds.', e, TRIAL_INTERVAL)
-            self._told = True
+            self._reported = True
             return None
-        self._told = False
+        self._reported = False
         return maintainer
 
     def hurry(self) -> None:
@@ -62,19 +62,19 @@ class Takeover:
 
     @property
     def due(self) -> float:
-        """When the daemon is to try again, by time.monotonic()."""
+        """Time of the daemon's next try, by time.monotonic()."""
         return self._tried + TRIAL_INTERVAL
 
     def is_due(self) -> bool:
-        """Whether the maintainer has gone; looks once in the interval.
+        """Return whether the maintainer has gone; checks once in the interval.
 
-        The look also makes sure of the number: the server may have dropped
+        The check also makes sure of the number: the server may have dropped
         its lock.
         """
         if time.monotonic() < self.due:
             return False
         self._tried = time.monotonic()
-        # What cannot be told now is tried.
+        # If the check fails now, the daemon tries.
         with contextlib.suppress(exceptions.RepositoryError):
             if self._membership.hosts is not None:
                 self._membership.hosts.renew()

@@ -24,7 +24,7 @@ def ranks_here(ranks: rank_exchange.Ranks) -> list[int]:
 
 def own_sources(ranks: rank_exchange.Ranks, sources: list[dict[str, Any]]
                 ) -> list[dict[str, Any]]:
-    """What this rank reads: a share of what is on its host."""
+    """Return this rank's part of the sources on its host."""
     here = [source for source in sources
             if source['host'] == os.uname().nodename]
     # The largest first, so that the shares are about equal.
