@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "engine/files/freespace.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/repo/follow.h"
 #include "engine/repo/segcache.h"
 #include "engine/write/scan.h"
@@ -165,7 +165,7 @@ repository_delete(PyObject *object, PyObject *args)
         return NULL;
     }
     return gd_py_end_none(
-        &call, gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
+        &call, gd_image_delete(repo->env, repo->root, &repo->params, image_id,
                                upload, &call.err));
 }
 

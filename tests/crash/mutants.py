@@ -47,6 +47,7 @@ _BUILD_TIMEOUT = 100    # seconds for one file
 
 
 _SPOOL = 'glance_dedup/engine/files/spool.c'
+_IMAGE_DELETE = 'glance_dedup/engine/files/image_delete.c'
 _APPENDER = 'glance_dedup/engine/write/appender.c'
 _TAIL = 'glance_dedup/engine/write/tailrecovery.c'
 _DIRECT = 'glance_dedup/engine/write/directio.c'
@@ -265,14 +266,14 @@ MUTANTS = (
     # -- deleting (N9) ----------------------------------------------------
     Mutant(
         'delete-spool-not-fsynced', 'N9.4', (
-            Edit(_SPOOL,
+            Edit(_IMAGE_DELETE,
                  'GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); '
                  '/* N9.4 */',
                  ''),),
         workload='delete'),
     Mutant(
         'delete-images-not-fsynced', 'N9.6', (
-            Edit(_SPOOL,
+            Edit(_IMAGE_DELETE,
                  'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
                  '/* N9.6 */',
                  'return GD_OK;'),),

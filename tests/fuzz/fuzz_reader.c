@@ -11,6 +11,7 @@
 #include "engine/base/coding.h"
 #include "engine/exchange/wire.h"
 #include "engine/files/fence.h"
+#include "engine/files/image_delete.h"
 #include "engine/files/spool.h"
 #include "engine/files/spoolfile.h"
 #include "engine/format/runs.h"
@@ -88,7 +89,7 @@ LLVMFuzzerInitialize(int *argc, char ***argv)
                             LENGTH, 9999, NULL) == GD_OK);
     }
     damage_and_free(r);
-    MUST(gd_spool_delete(r->env, r->repo->root, &r->params, names[DELETED],
+    MUST(gd_image_delete(r->env, r->repo->root, &r->params, names[DELETED],
                          NULL, &r->err) == GD_OK);
     MUST(gd_fence_write(r->env, r->repo->root, &fence, &r->err) == GD_OK);
     repository_close(r);
@@ -260,7 +261,7 @@ store(session *x, unsigned image)
         read_result result =
             repository_read(&x->r, "again", contents[image], LENGTH);
         MUST(x->forged || result != READ_DIFFERS);
-        s = gd_spool_delete(x->r.env, x->r.repo->root, &x->r.params, "again",
+        s = gd_image_delete(x->r.env, x->r.repo->root, &x->r.params, "again",
                             NULL, &x->r.err);
         must_have_words(x, s);
     }
@@ -446,7 +447,7 @@ act(session *x, uint8_t what, uint8_t on)
         rebuild(x);
         break;
     default:
-        must_have_words(x, gd_spool_delete(x->r.env, x->r.repo->root,
+        must_have_words(x, gd_image_delete(x->r.env, x->r.repo->root,
                                            &x->r.params, names[on % IMAGES],
                                            NULL, &x->r.err));
     }

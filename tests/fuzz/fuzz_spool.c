@@ -10,6 +10,7 @@
  * by themselves, too.
  */
 #include "engine/base/coding.h"
+#include "engine/files/image_delete.h"
 #include "engine/files/locks.h"
 #include "engine/files/spool.h"
 #include "engine/files/spoolfile.h"
@@ -203,7 +204,7 @@ judge_images(repository *r)
             look_at_runs(r, &entry);
             gd_spool_file_close(&entry);
         }
-        s = gd_spool_delete(r->env, r->repo->root, &r->params, names[i],
+        s = gd_image_delete(r->env, r->repo->root, &r->params, names[i],
                             i % 2 == 0 ? r->params.repository_id : NULL,
                             &r->err);
         MUST(s != GD_OK || strcmp(names[i], "good") != 0 || i % 2 == 1);

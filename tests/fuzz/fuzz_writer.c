@@ -18,7 +18,7 @@
 #include "engine/base/coding.h"
 #include "engine/exchange/wire.h"
 #include "engine/files/group.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/read/image.h"
 #include "engine/repo/follow.h"
 #include "engine/repo/segcache.h"
@@ -422,7 +422,7 @@ delete(world *w, unsigned who, unsigned image)
 {
     gd_repo *repo = handle(w, who);
     arm(w);
-    gd_status s = gd_spool_delete(w->r.env, repo->root, &repo->params,
+    gd_status s = gd_image_delete(w->r.env, repo->root, &repo->params,
                                   name_of(image), NULL, &w->r.err);
     must_have_words(w, s);
     bool disturbed = w->disturbed;

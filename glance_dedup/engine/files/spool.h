@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * spool.h - the spool: recipes in flight, and the steps by which an image comes
- * into being and goes (N7.1, N8, N9; rule numbers in spool.c).
+ * spool.h - the spool: recipes in flight, and the steps that commit and open an
+ * image (N7.1, N8, N11; rule numbers in spool.c).  image_delete.h deletes one.
  *
  * There is one commit point (I3): the link to images/<id>.  Before it the image
  * does not exist; after it, it does.  All functions are thread-safe.
@@ -55,16 +55,5 @@ gd_status gd_spool_open_recipe(const gd_env *env, int root,
 /* Whether any process has the image open; true also if that cannot be told.  It
  * only asks: the byte is never taken on an image (N3). */
 bool gd_spool_is_read(const gd_env *env, int root, const char *image_id);
-
-/* N9.3 to N9.6: moves images/<image_id> into the spool, without reading it.
- * REQUIRES: the image lock. */
-gd_status gd_spool_move_image(const gd_env *env, int root,
-                              const char *image_id, gd_error *err);
-
-/* Deletes an image: its recipe moves into the spool.  With upload_id (not
- * NULL), only if the image is of that upload; else GD_NOTFOUND. */
-gd_status gd_spool_delete(const gd_env *env, int root, const gd_params *params,
-                          const char *image_id, const uint8_t *upload_id,
-                          gd_error *err);
 
 #endif

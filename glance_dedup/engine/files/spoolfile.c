@@ -11,6 +11,7 @@
 #include "engine/base/array.h"
 #include "engine/base/coding.h"
 #include "engine/base/listing.h"
+#include "engine/files/image_delete.h"
 #include "engine/files/locks.h"
 #include "engine/files/secondname.h"
 #include "engine/files/spool.h"
@@ -493,7 +494,7 @@ gd_spool_file_delete(const gd_spool_file *entry, gd_error *err)
         s = require_own_name(entry, err);
     }
     if (s == GD_OK) {
-        s = gd_spool_move_image(entry->env, entry->root, image_id, err);
+        s = gd_image_delete_move(entry->env, entry->root, image_id, err);
     }
     gd_locks_unlock_image(entry->env, lock);
     return s;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/base/array.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/edition.h"
 #include "engine/volume/state.h"
@@ -130,7 +130,7 @@ delete_old(gd_volume *volume)
         if (made->edition > 1) {
             gd_volume_edition_id(volume->parts.volume_id, made->part,
                                  made->edition - 1, id);
-            (void)gd_spool_delete(repo->env, repo->root, &repo->params, id,
+            (void)gd_image_delete(repo->env, repo->root, &repo->params, id,
                                   NULL, NULL);
         }
     }

@@ -11,7 +11,7 @@
 
 #include "engine/base/array.h"
 #include "engine/files/file.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/volume/volumenames.h"
 
 enum { LOCK_TRIES = 10 }; /* while others make and remove the directory */
@@ -247,7 +247,7 @@ gd_volume_delete_recipes(gd_repo *repo, const gd_volume_head *head,
         if (is_marked(head, marks, count, list.ids[i])) {
             continue;
         }
-        s = gd_spool_delete(env, repo->root, &repo->params, list.ids[i], NULL,
+        s = gd_image_delete(env, repo->root, &repo->params, list.ids[i], NULL,
                             err);
         s = s == GD_NOTFOUND ? GD_OK : s;
     }

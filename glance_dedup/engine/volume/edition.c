@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/volume/journal.h"
 #include "engine/volume/volumenames.h"
 #include "engine/write/transaction.h"
@@ -276,7 +276,7 @@ begin_edition(gd_repo *repo, const gd_volume_head *head, const char *id,
     gd_status s = gd_transaction_begin(repo, id, head->project, &head->scope,
                                        transaction, err);
     if (s == GD_EXISTS) {
-        s = gd_spool_delete(repo->env, repo->root, &repo->params, id, NULL,
+        s = gd_image_delete(repo->env, repo->root, &repo->params, id, NULL,
                             err);
         if (s == GD_OK) {
             s = gd_transaction_begin(repo, id, head->project, &head->scope,

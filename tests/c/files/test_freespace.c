@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "engine/base/coding.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/format/runs.h"
 #include "engine/maintenance/blockcopy.h"
 #include "engine/maintenance/grouprewrite.h"
@@ -158,7 +158,7 @@ TEST(test_storing)
     gd_transaction_end(transaction);
     /* It is not for deletes. */
     told.free = 0;
-    CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
+    CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
               GD_OK);
     gd_repo_close(repo);
     CHECK_INT(scratch_destroy(&x), 0);
@@ -262,13 +262,13 @@ TEST(test_delete_takes_the_reserve)
         scratch_write(&x, "catalog-reserve", "x", 1, 0);
         scratch_write(&x, "catalog-reserve-8", "x", 1, 0);
         fault_env_fail(&x.f, FAULT_LINKAT, 1, errors[i], false);
-        CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "a", NULL,
+        CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "a", NULL,
                                   &x.err), GD_OK);
         CHECK(!scratch_exists(&x, "catalog-reserve"));
         CHECK(scratch_exists(&x, "catalog-reserve-8"));
         /* If that does not help either, the image stays. */
         fault_env_fail(&x.f, FAULT_LINKAT, 1, errors[i], true);
-        CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "b", NULL,
+        CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "b", NULL,
                                   &x.err), GD_NOSPACE);
         CHECK(!scratch_exists(&x, "catalog-reserve-8"));
         CHECK(scratch_exists(&x, "images/b"));
@@ -276,7 +276,7 @@ TEST(test_delete_takes_the_reserve)
         /* Another error is no reason to give anything up. */
         scratch_write(&x, "catalog-reserve", "x", 1, 0);
         fault_env_fail(&x.f, FAULT_LINKAT, 1, EIO, false);
-        CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "b", NULL,
+        CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "b", NULL,
                                   &x.err), GD_IO);
         CHECK(scratch_exists(&x, "catalog-reserve"));
         gd_repo_close(repo);

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "engine/files/group.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/read/image.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
@@ -176,7 +176,7 @@ TEST(test_n14_3_a_deleted_image_does_not_come_back)
         if (lost) {
             CHECK_INT(unlinkat(x.root, "images/one", 0), 0);
         }
-        CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "one", NULL,
+        CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "one", NULL,
                                   &x.err), GD_OK);
         CHECK_INT(scratch_count(&x, "images", "", NULL), 0);
         CHECK_INT(scratch_count(&x, "spool", "D-", NULL), 1);

@@ -7,6 +7,7 @@
 
 #include <signal.h>
 
+#include "engine/files/image_delete.h"
 #include "engine/files/locks.h"
 #include "engine/format/recipe.h"
 #include "tests/c/support/check.h"
@@ -226,7 +227,7 @@ static gd_status
 delete_image(const char *image_id, const uint8_t *upload_id)
 {
     w.record[0] = '\0';
-    return gd_spool_delete(&w.env, x.root, &x.params, image_id, upload_id,
+    return gd_image_delete(&w.env, x.root, &x.params, image_id, upload_id,
                            &x.err);
 }
 
@@ -551,7 +552,7 @@ TEST_WITH(test_open, setup(), teardown())
 static void
 delete_meanwhile(void)
 {
-    CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
+    CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
               GD_OK);
 }
 

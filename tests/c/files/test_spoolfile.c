@@ -7,6 +7,7 @@
 #include "engine/files/spoolfile.h"
 
 #include "engine/base/coding.h"
+#include "engine/files/image_delete.h"
 #include "engine/files/locks.h"
 #include "engine/files/spool.h"
 #include "engine/read/image.h"
@@ -49,7 +50,7 @@ put(fixture *t, const char *image_id)
 static gd_status
 delete(fixture *t, const char *image_id)
 {
-    return gd_spool_delete(t->x.env, t->x.root, &t->x.params, image_id, NULL,
+    return gd_image_delete(t->x.env, t->x.root, &t->x.params, image_id, NULL,
                            &t->x.err);
 }
 

@@ -6,7 +6,7 @@
 #include "engine/maintenance/grouprewrite.h"
 
 #include "engine/base/coding.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/read/image.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/rewrite_fixture.h"
@@ -327,7 +327,7 @@ TEST(test_other_handles)
     uint8_t extra[8 * BLOCK]; /* comes and goes */
     fill_random(extra, sizeof extra, 3);
     CHECK_INT(rewrite_put(&t, "extra", extra, sizeof extra), GD_OK);
-    CHECK_INT(gd_spool_delete(t.x.env, t.x.root, &t.x.params, "extra", NULL,
+    CHECK_INT(gd_image_delete(t.x.env, t.x.root, &t.x.params, "extra", NULL,
                               &t.x.err), GD_OK);
     gd_repo *other = scratch_repo_filter(&t.x);
     CHECK_INT(gd_image_open(other, "two", NULL, &image, &t.x.err), GD_OK);

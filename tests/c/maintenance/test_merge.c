@@ -8,7 +8,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/group.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/format/runs.h"
 #include "engine/read/image.h"
 #include "tests/c/support/check.h"
@@ -591,7 +591,7 @@ TEST_WITH(test_groups_that_stay_are_locked, setup("sha256", false), teardown())
 TEST_WITH(test_image_is_deleted, setup("sha256", false), teardown())
 {
     gd_merge *merge = merge_all("new", "old");
-    CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "new", NULL, &x.err),
+    CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "new", NULL, &x.err),
               GD_OK);
     CHECK(!exchange(merge));
     gd_merge_close(merge);
@@ -603,7 +603,7 @@ TEST_WITH(test_image_is_deleted, setup("sha256", false), teardown())
 TEST_WITH(test_image_is_replaced, setup("sha256", false), teardown())
 {
     gd_merge *merge = merge_all("new", "old");
-    CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "new", NULL, &x.err),
+    CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "new", NULL, &x.err),
               GD_OK);
     CHECK_INT(put_image(repo, "new", other, LENGTH, LENGTH, NULL, &x.err),
               GD_OK);

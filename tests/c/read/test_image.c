@@ -7,7 +7,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/group.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/read/plan.h"
 #include "engine/repo/segcache.h"
 #include "tests/c/support/check.h"
@@ -256,7 +256,7 @@ TEST_WITH(test_deleted_while_open, setup(512, 64, 4096, GD_CODEC_LZ4),
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
     gd_image *image = require_image(repo, "a");
-    CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
+    CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
               GD_OK);
     check_range(image, data, sizeof data, 0, sizeof data);
     gd_image_close(image);

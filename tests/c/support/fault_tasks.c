@@ -6,7 +6,7 @@
 
 #include <dirent.h>
 
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/format/runs.h"
 #include "engine/read/image.h"
 #include "tests/c/support/check.h"
@@ -54,7 +54,7 @@ store_image(world *w, image_name which)
 gd_status
 delete_image(world *w, image_name which)
 {
-    gd_status s = gd_spool_delete(w->x.env, w->x.root, &w->x.params,
+    gd_status s = gd_image_delete(w->x.env, w->x.root, &w->x.params,
                                   image_id_of(which), NULL, &w->x.err);
     if (s == GD_OK) {
         w->states[which] = IMAGE_ABSENT;

@@ -6,7 +6,7 @@
  */
 #include "engine/volume/volume.h"
 
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/volume/volumenames.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
@@ -284,7 +284,7 @@ TEST_WITH(test_clone, setup(), teardown())
                               &the_scratch.err));
     CHECK_INT(stored, 0);
     gd_image_close(base);
-    CHECK_OK(gd_spool_delete(the_scratch.env, the_scratch.root,
+    CHECK_OK(gd_image_delete(the_scratch.env, the_scratch.root,
                              &the_scratch.params, "image", NULL,
                              &the_scratch.err));
     memcpy(model, data, sizeof data);
@@ -383,7 +383,7 @@ replace_edition(const gd_scope *scope, uint64_t length)
     bool linked;
     CHECK_OK(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err));
     gd_volume_edition_id(head.volume_id, 0, 1, id);
-    CHECK_OK(gd_spool_delete(the_scratch.env, the_scratch.root,
+    CHECK_OK(gd_image_delete(the_scratch.env, the_scratch.root,
                              &the_scratch.params, id, NULL,
                              &the_scratch.err));
     CHECK_OK(gd_transaction_begin(the_repo, id, "", scope, &transaction,

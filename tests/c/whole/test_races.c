@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 
 #include "engine/files/filter.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/maintenance/ownedgroup.h"
 #include "engine/read/image.h"
 #include "engine/read/spare.h"
@@ -85,7 +85,7 @@ write_images(void *arg)
         expect(s == GD_OK, "put", &err);
         s = get_image(repo, id, data, LENGTH, &equal, &err);
         expect(s == GD_OK && equal, "get", &err);
-        s = gd_spool_delete(x.env, repo->root, &repo->params, id, NULL, &err);
+        s = gd_image_delete(x.env, repo->root, &repo->params, id, NULL, &err);
         expect(s == GD_OK, "delete", &err);
     }
     atomic_fetch_sub(&writing, 1);

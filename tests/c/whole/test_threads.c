@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/read/image.h"
 #include "engine/repo/segcache.h"
 #include "tests/c/support/check.h"
@@ -81,7 +81,7 @@ read_others(unsigned thread, unsigned round)
     }
     if (round > 0 && is_deleted(round - 1)) {
         name_image((thread + 1) % THREADS, round - 1, id);
-        gd_status s = gd_spool_delete(x.env, x.root, &x.params, id, NULL,
+        gd_status s = gd_image_delete(x.env, x.root, &x.params, id, NULL,
                                       &err);
         expect(s == GD_OK, "delete", &err);
     }

@@ -5,7 +5,7 @@
  */
 #include "engine/write/addruns.h"
 
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/write/transaction.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/simple_maintainer.h"
@@ -216,7 +216,7 @@ TEST(test_the_blocks_stay)
     CHECK_INT(add(transaction, 0, LENGTH), 0);
     gd_image_close(source);
     source = NULL;
-    CHECK_INT(gd_spool_delete(the_scratch.env, the_scratch.root,
+    CHECK_INT(gd_image_delete(the_scratch.env, the_scratch.root,
                               &the_scratch.params, "source", NULL,
                               &the_scratch.err), GD_OK);
     gd_repo *other = scratch_repo(&the_scratch);

@@ -10,7 +10,7 @@
 #include <signal.h>
 
 #include "engine/files/group.h"
-#include "engine/files/spool.h"
+#include "engine/files/image_delete.h"
 #include "engine/read/image.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
@@ -59,7 +59,7 @@ run_images(const kind *k, uint64_t seed)
         CHECK_INT(header.size, lengths[i]);
         check_stored_image(id[i], data[i], lengths[i]);
         if (i == 4) {
-            CHECK_INT(gd_spool_delete(the_scratch.env, the_scratch.root,
+            CHECK_INT(gd_image_delete(the_scratch.env, the_scratch.root,
                                       &the_scratch.params, id[1], NULL,
                                       &the_scratch.err), GD_OK);
         }
