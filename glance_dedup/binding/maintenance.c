@@ -16,7 +16,7 @@
 #include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 #include "engine/files/spoolfile.h"
-#include "engine/maintenance/usage.h"
+#include "engine/maintenance/group_stats.h"
 
 static PyObject *
 maintenance_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -404,7 +404,7 @@ read_facts(gd_repo *repo, uint32_t number, bool usage, group_facts *facts,
                            .is_cold = group->is_cold,
                            .object = group->object,
                            .scope = group->scope};
-    s = usage ? gd_usage_add_group(group, &facts->used, err)
+    s = usage ? gd_group_stats_add_usage(group, &facts->used, err)
               : gd_group_read_published(group, &facts->record, err);
     if (s == GD_OK) {
         s = gd_group_stat(group, &facts->st, err);

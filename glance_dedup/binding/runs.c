@@ -7,7 +7,7 @@
 
 #include "engine/format/index.h"
 #include "engine/format/runs.h"
-#include "engine/format/slotuse.h"
+#include "engine/maintenance/group_stats.h"
 
 /* Returns how many runs the buffer holds; -1 with an exception set on error. */
 static Py_ssize_t
@@ -117,8 +117,8 @@ slots_judged(const Py_buffer *entries, const Py_buffer *counts,
     if (unused == NULL) {
         return PyErr_NoMemory();
     }
-    gd_slot_use_judge(entries->buf, counts->buf, count, published, &use,
-                      unused);
+    gd_group_stats_judge_slots(entries->buf, counts->buf, count, published,
+                               &use, unused);
     PyObject *result = Py_BuildValue(
         "(NIIy#K)",
         use.is_lost ? PyLong_FromUnsignedLong(use.lost) : Py_NewRef(Py_None),

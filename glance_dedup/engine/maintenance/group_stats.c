@@ -6,7 +6,12 @@
 
 #include <stdlib.h>
 
-/* What the entries tell about one segment. */
+#include "engine/base/coding.h"
+#include "engine/format/index.h"
+
+/* ---- live bytes ---- */
+
+/* Facts about one segment, from the entries. */
 typedef struct survey {
     uint64_t live;  /* plain bytes of live blocks */
     uint64_t plain; /* plain bytes in all, as far as known */
@@ -157,4 +162,93 @@ gd_group_stats_live_bytes(const gd_leased_group *leased, uint64_t *bytes,
     survey_listed(leased, live, bytes, kept);
     env->release(env, live);
     return GD_OK;
+}
+
+/* ---- the use of a group's bytes ---- */
+
+static int
+by_segment(const void *a, const void *b)
+{
+    const gd_entry *x = a, *y = b;
+    return x->segment < y->segment ? -1 : x->segment > y->segment;
+}
+
+/* Leaves only the entries that have blocks; returns how many. */
+static uint32_t
+keep_blocks(gd_entry *entries, uint32_t count)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if ((entries[i].state == GD_ENTRY_LIVE ||
+             entries[i].state == GD_ENTRY_DAMAGED) &&
+            entries[i].codec < GD_CODECS) {
+            entries[kept++] = entries[i];
+        }
+    }
+    return kept;
+}
+
+/* The slots of a segment may be anywhere. */
+static void
+add_entries(gd_entry *entries, uint32_t count, gd_usage *used)
+{
+    uint32_t kept = keep_blocks(entries, count);
+    qsort(entries, kept, sizeof *entries, by_segment);
+    for (uint32_t i = 0; i < kept; i++) {
+        const gd_entry *entry = &entries[i];
+        used->plain[entry->codec] += entry->plain_length;
+        if (i == 0 || entry->segment != entries[i - 1].segment) {
+            used->stored[entry->codec] += entry->stored_length;
+            used->segments++;
+        }
+    }
+}
+
+gd_status
+gd_group_stats_add_usage(const gd_group *group, gd_usage *used, gd_error *err)
+{
+    uint32_t slots = group->bounds.slots;
+    gd_entry *entries = gd_calloc(group->env, slots, sizeof *entries, err);
+    if (entries == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_group_read_entries(group, 0, slots, entries, err);
+    if (s == GD_OK) {
+        add_entries(entries, slots, used);
+    }
+    group->env->release(group->env, entries);
+    return s;
+}
+
+/* ---- the use of a group's slots ---- */
+
+static bool
+is_in_use(uint8_t state)
+{
+    return state == GD_ENTRY_LIVE || state == GD_ENTRY_DAMAGED ||
+           state == GD_ENTRY_INVALID;
+}
+
+void
+gd_group_stats_judge_slots(const uint8_t *entries, const uint8_t *counts,
+                           size_t count, size_t published, gd_slot_use *use,
+                           uint8_t *unused)
+{
+    *use = (gd_slot_use){.is_lost = false};
+    for (size_t slot = 0; slot < count; slot++) {
+        const uint8_t *entry = entries + slot * GD_LISTED_ENTRY;
+        uint8_t state = entry[GD_LISTED_STATE];
+        bool counted = gd_get32(counts + slot * 4) > 0;
+        bool in_use = is_in_use(state);
+        use->in_use += in_use;
+        use->freed += state == GD_ENTRY_FREED;
+        if (counted && !in_use && !use->is_lost) {
+            use->is_lost = true;
+            use->lost = (uint32_t)slot;
+        }
+        if (!counted && in_use && slot < published) {
+            gd_put32(unused + 4 * use->unused++, (uint32_t)slot);
+            use->unused_bytes += gd_get32(entry + GD_LISTED_LENGTH);
+        }
+    }
 }

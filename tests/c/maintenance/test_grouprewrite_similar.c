@@ -9,8 +9,8 @@
 #include <stdlib.h>
 
 #include "engine/base/coding.h"
+#include "engine/maintenance/group_stats.h"
 #include "engine/maintenance/scrub.h"
-#include "engine/maintenance/usage.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
@@ -336,7 +336,7 @@ TEST(test_usage_counts_each_segment_once)
     setup(&t, fill_alike);
     CHECK_INT(rewrite(&t, &similar), GD_OK);
     gd_group *group = open_group(&t);
-    CHECK_INT(gd_usage_add_group(group, &used, &t.x.err), GD_OK);
+    CHECK_INT(gd_group_stats_add_usage(group, &used, &t.x.err), GD_OK);
     gd_group_close(group);
     CHECK_INT(used.segments, 4);
     CHECK_INT(used.plain[GD_CODEC_ZSTD], LENGTH);
