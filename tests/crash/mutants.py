@@ -66,7 +66,8 @@ _JOURNAL = 'glance_dedup/engine/volume/journal.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
 _VOLUME_WRITE = 'glance_dedup/engine/volume/write.c'
 _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
-_OPENING = 'glance_dedup/engine/volume/opening.c'
+_VOLUME_CREATE = 'glance_dedup/engine/volume/create.c'
+_VOLUME_DELETE = 'glance_dedup/engine/volume/delete.c'
 _RECOVERY = 'glance_dedup/engine/volume/recovery.c'
 _RESIZE = 'glance_dedup/engine/volume/resize.c'
 _VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
@@ -79,7 +80,7 @@ _CHECK = 'glance_dedup/check/group_reader.py'
 _KEYED_DIGEST = 'glance_dedup/engine/format/keyeddigest.c'
 _DIGESTS = 'glance_dedup/backup/digests.py'
 _VOLUME_TESTS = ('tests/unit/test_c.py::TestPlain::test_c[test_journal-plain]',
-                 'tests/unit/test_c.py::TestPlain::test_c[test_opening-plain]')
+                 'tests/unit/test_c.py::TestPlain::test_c[test_open-plain]')
 _FEATURE_TESTS = (
     'tests/unit/test_c.py::TestPlain::test_c[test_features-plain]',)
 _MOMENTS = ('tests/functional/test_volume_moments.py::'
@@ -557,14 +558,14 @@ MUTANTS = (
         workload='volume'),
     Mutant(
         'clone-ready-before-its-base', 'V9', (
-            Edit(_OPENING,
+            Edit(_VOLUME_CREATE,
                  '.state = plan->base == NULL ? GD_VOLUME_READY : '
                  'GD_VOLUME_MAKING,',
                  '.state = GD_VOLUME_READY,'),),
         workload='volume-cloned'),
     Mutant(
         'deleted-while-ready', 'V9', (
-            Edit(_OPENING,
+            Edit(_VOLUME_DELETE,
                  '    if (head->state != GD_VOLUME_READY) {\n'
                  '        /* It is',
                  '    if (head->state == GD_VOLUME_READY) {\n'
@@ -661,7 +662,7 @@ MUTANTS = (
         workload='volume'),
     Mutant(
         'deleting-not-durable', 'V9', (
-            Edit(_OPENING,
+            Edit(_VOLUME_DELETE,
                  '        return gd_sync_dir(repo->env, repo->root, '
                  'directory, err);\n',
                  '        return GD_OK;\n'),),
@@ -670,7 +671,7 @@ MUTANTS = (
     # -- features (N15) ---------------------------------------------------
     Mutant(
         'volumes-without-the-feature', 'N15.1', (
-            Edit(_OPENING,
+            Edit(_VOLUME_CREATE,
                  's = gd_repo_use_feature(repo, GD_FEATURE_VOLUMES, err);',
                  's = GD_OK;'),),
         workload='volume'),

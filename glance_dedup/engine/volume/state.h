@@ -5,9 +5,9 @@
  * state.c changes the journal and syncs it, newest.c reads and writes the head
  * of a volume that is not open, volume.c serves reads, recovery.c begins with
  * the journals that the last owner left, checkpoint.c brings them into recipes,
- * write.c serves writes, resize.c changes the size, opening.c makes, opens and
- * deletes volumes, rollback.c gives them an image's bytes, rename.c another
- * name.  Each calls only what is named before it.
+ * write.c serves writes, resize.c changes the size, open.c opens and closes a
+ * volume, delete.c deletes it, create.c creates it, rollback.c replaces its bytes
+ * by an image's, rename.c its name.  Each calls only files named before it.
  */
 #ifndef GD_VOLUME_STATE_H
 #define GD_VOLUME_STATE_H
@@ -136,6 +136,12 @@ gd_status gd_volume_take_up(gd_volume *volume, gd_error *err);
 
 /* GD_INVALID, with the volume's name, unless a volume may have this size. */
 gd_status gd_volume_require_size(const char *name, uint64_t size,
+                                 gd_error *err);
+
+/* ---- delete.c ---- */
+
+/* Deletes a volume, or finishes a deletion.  REQUIRES: the owner's lock. */
+gd_status gd_volume_delete_owned(gd_repo *repo, const char *name,
                                  gd_error *err);
 
 /* ---- checkpoint.c; these REQUIRE checkpointing ---- */

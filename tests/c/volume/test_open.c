@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_opening.c - volumes whose owner is killed, whose machine crashes, and
+ * test_open.c - volumes whose owner is killed, whose machine crashes, and
  * whose disk fails or is full: what was flushed is there, nothing is left over,
  * and the volume can be used and deleted (volumes.rst, V1 to V9).
  */
