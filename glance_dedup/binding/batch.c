@@ -11,8 +11,8 @@
 
 enum { MAX_WAYS = 1 << 20 };
 
-/* How many whole items the buffer holds; otherwise sets an exception and
- * returns 0. */
+/* Returns how many whole items the buffer holds; otherwise sets an exception
+ * and returns 0. */
 static int
 count_items(const Py_buffer *view, size_t size, const char *what,
             size_t *count)

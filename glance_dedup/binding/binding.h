@@ -143,7 +143,7 @@ PyObject *gd_py_new_bytes(size_t length, uint8_t **out);
 /* Puts an item, whose reference it takes, into a new list.  Clears the list if
  * there is no item. */
 void gd_py_set_item(PyObject **list, size_t index, PyObject *item);
-/* A dict of what a recipe's header says of the image. */
+/* Returns a dict of the image's fields in a recipe's header. */
 PyObject *gd_py_header_dict(const gd_recipe_header *header);
 /* The same with the transaction's id, for the maintainer. */
 PyObject *gd_py_whole_header_dict(const gd_recipe_header *header);
@@ -154,8 +154,8 @@ PyObject *gd_py_whole_header_dict(const gd_recipe_header *header);
  * reused; the process id is compared because forks by C code are not
  * counted. */
 gd_status gd_py_require_process(const repository_object *self, gd_error *err);
-/* Whether this process may use what the handle has open.  A forked child leaves
- * everything as it is, and does not even close it. */
+/* Returns whether this process may use what the handle has open.  A forked
+ * child leaves everything as it is, and does not even close it. */
 int gd_py_is_owner(const repository_object *self);
 /* Every use of the handle must lie between enter and leave.  Enter returns 0
  * with an exception set if the handle is closed or belongs to another

@@ -20,7 +20,7 @@ static const packed_item pair = {GD_PAIR_SIZE, "a pair"};
 static const packed_item replacement = {GD_REPLACEMENT_SIZE, "a replacement"};
 static const packed_item record = {GD_INDEX_RECORD, "an index record"};
 
-/* Whether the buffer holds whole items; otherwise sets an exception. */
+/* Returns whether the buffer holds whole items; otherwise sets an exception. */
 static int
 whole_items(const Py_buffer *view, const packed_item *item)
 {
@@ -49,7 +49,7 @@ bytes_of(const uint8_t *data, size_t count, size_t size)
 typedef struct packed_call {
     PyObject *module;
     Py_buffer given, other; /* other: of some functions only */
-    uint8_t *out;           /* as much room as what is given takes */
+    uint8_t *out;           /* as much room as the given items take */
     gd_error err;
 } packed_call;
 

@@ -256,7 +256,7 @@ index_read(PyObject *object, PyObject *args)
     return gd_py_end_bytes(&call, s, out, length);
 }
 
-/* Whether these are whole items, and if records, sorted, each once. */
+/* Returns whether these are whole items, and if records, sorted, each once. */
 static int
 good_items(gd_index_kind kind, const Py_buffer *items)
 {

@@ -123,7 +123,7 @@ maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
                                              &call.err);
         }
         if (s != GD_OK && self->lock_fd >= 0) {
-            /* A later call must settle the names before it says yes. */
+            /* A later call must settle the names before it returns true. */
             repo->env->close(repo->env, self->lock_fd);
             self->lock_fd = -1;
         }

@@ -6,7 +6,7 @@
  * Lifetimes: each keeps its Repository alive, and the handle open until it is
  * closed.  Threads: one kind takes any number at once, and close takes effect
  * when the last call is done; the other has a lock, which admits one at a time.
- * In a forked child each refuses, and leaves what is open to the parent.
+ * In a forked child each refuses, and leaves the open objects to the parent.
  */
 #include "binding/binding.h"
 

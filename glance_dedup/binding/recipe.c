@@ -61,7 +61,8 @@ gd_py_open_recipe(PyObject *object, PyObject *args)
     return open_recipe(object, args, gd_spool_file_open_image);
 }
 
-/* What the opening or the last look found stays readable for ever. */
+/* The recipe that the opening or the last refresh found stays readable for
+ * ever. */
 static gd_spool_file *
 entry_of(PyObject *object)
 {

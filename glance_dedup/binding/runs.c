@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * runs.c - the arithmetic on runs: counting them, comparing them, and what
- * their counts say of a group's slots.
+ * runs.c - the arithmetic on runs: counting them, comparing them, and judging a
+ * group's slots by their counts.
  */
 #include "binding/binding.h"
 

@@ -107,9 +107,9 @@ transaction_set_hash(PyObject *object, PyObject *args)
     return result;
 }
 
-/* The result of a commit.  It is what the commit was told of the image, or the
- * image, opened while the transaction still holds its groups' shared locks.  So
- * nobody can delete it in between (I12). */
+/* The result of a commit.  It has the facts that the commit got about the
+ * image, or the image, opened while the transaction still holds its groups'
+ * shared locks.  So nobody can delete it in between (I12). */
 static PyObject *
 commit(PyObject *object, bool open)
 {

@@ -267,7 +267,7 @@ volume_readinto(PyObject *object, PyObject *args)
 }
 
 /* read(length, offset).  REQUIRES: memory for the length; the volume's size
- * does not bound what is asked for. */
+ * does not bound the requested length. */
 static PyObject *
 volume_read(PyObject *object, PyObject *args)
 {

@@ -43,7 +43,7 @@ struct gd_nbdkit_checkpointer {
     /* The thread's own: */
     attempt checkpoint, index;
     uint64_t renew_ms;
-    uint64_t follow_ms; /* when to look at the groups; see look */
+    uint64_t follow_ms; /* when to scan the groups; see look */
 };
 
 static void
@@ -137,7 +137,7 @@ make_checkpoint(gd_nbdkit_checkpointer *keeper)
     }
 }
 
-/* Does what is due; returns the milliseconds until the next look. */
+/* Does the work that is due; returns the milliseconds until the next round. */
 static unsigned
 look(gd_nbdkit_checkpointer *keeper)
 {

@@ -5,9 +5,10 @@
  *
  * It makes a checkpoint when the journal is large, or when nothing was written
  * for five seconds.  It opens recipes again that a merge has replaced.  It
- * opens and fills the index that look-ups ask, and has it follow what others
- * store.  It ends handshakes that take too long.  After a failed checkpoint it
- * tries again, with growing pauses.  A failure that lasts is logged once.
+ * opens and fills the index for look-ups, and has it follow the blocks that
+ * others store.  It ends handshakes that take too long.  After a failed
+ * checkpoint it tries again, with growing pauses.  A failure that lasts is
+ * logged once.
  */
 #ifndef GD_NBDKIT_CHECKPOINT_THREAD_H
 #define GD_NBDKIT_CHECKPOINT_THREAD_H

@@ -2,10 +2,11 @@
 /*
  * clients.h - how many clients are connected to the volume.
  *
- * NBD tells a client the size when it connects, and never again.  A client that
- * believes in a larger size asks for bytes behind the end.  QEMU 7.2 aborts when
- * that happens to it after it has connected again.  So a volume becomes smaller
- * only while nobody is connected, and who connects meanwhile waits.
+ * NBD sends a client the size when it connects, and never again.  A client that
+ * believes in a larger size requests bytes behind the end.  QEMU 7.2 aborts
+ * when that happens to it after it has connected again.  So a volume becomes
+ * smaller only while nobody is connected, and a client that connects meanwhile
+ * waits.
  */
 #ifndef GD_NBDKIT_CLIENTS_H
 #define GD_NBDKIT_CLIENTS_H

@@ -137,7 +137,7 @@ serve_client(void *arg)
 
 /* ---- clients ---- */
 
-/* Whether the group's id is among the peer's groups. */
+/* Returns whether the group's id is among the peer's groups. */
 static bool
 is_in_group(int fd, const struct ucred *peer, gid_t group)
 {

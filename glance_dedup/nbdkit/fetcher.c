@@ -96,8 +96,8 @@ refuse(const gd_nbdkit_fetcher *fetcher, const char *why, gd_error *err)
                    "this server with --socket", fetcher->socket, why);
 }
 
-/* How many seconds the daemon is to be asked to wait; 0: the reader has waited
- * long enough. */
+/* Returns the seconds that the daemon is requested to wait; 0: the reader has
+ * waited long enough. */
 static unsigned
 seconds_left(const gd_object *object, unsigned long long began_ms)
 {
@@ -221,7 +221,7 @@ announce(void *arg)
         pthread_mutex_unlock(&fetcher->mutex);
         gd_nbdkit_reply reply;
         gd_error err;
-        /* If this fails, who reads the slices finds out. */
+        /* If this fails, the reader of the slices finds out. */
         (void)ask(fetcher, &wanted, 0, &reply, &err);
         pthread_mutex_lock(&fetcher->mutex);
     }

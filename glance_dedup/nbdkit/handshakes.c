@@ -36,7 +36,7 @@ has_peer(int fd, const struct sockaddr *peer, socklen_t length)
 }
 
 /* Returns this process's descriptor that is connected to a peer, or -1.  nbdkit
- * tells plugins the peer only. */
+ * gives plugins the peer only. */
 static int
 find_peer(const struct sockaddr *peer, socklen_t length)
 {

@@ -2,11 +2,11 @@
 /*
  * handshakes.h - connections over TCP that have not finished their handshake.
  *
- * Everybody who reaches the port can connect and say nothing.  nbdkit waits for
- * such a connection without a limit, with a thread and a descriptor, until it
- * has no more of them for clients with certificates.  So a connection has ten
- * seconds for its handshake, and at most 64 of them wait: a new one takes the
- * place of the oldest of the host that has the most.
+ * Every host that reaches the port can connect and send nothing.  nbdkit waits
+ * for such a connection without a limit, with a thread and a descriptor, until
+ * it has no more of them for clients with certificates.  So a connection has
+ * ten seconds for its handshake, and at most 64 of them wait: a new one takes
+ * the place of the oldest of the host that has the most.
  */
 #ifndef GD_NBDKIT_HANDSHAKES_H
 #define GD_NBDKIT_HANDSHAKES_H

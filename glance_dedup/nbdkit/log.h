@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * log.h - what goes wrong, in nbdkit's log.
+ * log.h - errors, in nbdkit's log.
  *
  * A guest may repeat a request that fails a thousand times a second, so a
  * sentence is logged once, and no more than a few sentences a minute.

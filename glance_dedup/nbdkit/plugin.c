@@ -5,7 +5,7 @@
  * nbdkit speaks the protocol, with TLS; this file maps its calls to those of
  * volume.h.  One process serves one volume, on any number of connections and
  * threads at once, so clients may open several connections: a flush on one
- * makes durable what was written on all of them.
+ * makes the writes on all of them durable.
  *
  * nbdkit may fork after the settings are complete.  A repository's handle
  * belongs to its process, so everything is opened after that.
@@ -45,14 +45,14 @@
 #include "nbdkit/shutdown.h"
 
 enum {
-    MAX_BYTES = 32 << 20,  /* of a request, as clients are told */
+    MAX_BYTES = 32 << 20,  /* of a request, as clients are informed */
     CACHE_PIECE = 1 << 20,  /* read at a time to fill caches */
     DRAIN_MS = 30 * 1000,   /* for the last requests, when the server ends */
 };
 
 static gd_nbdkit_settings settings;
 
-/* What is served, from before the first request to after the last.  Requests
+/* The served volume, from before the first request to after the last.  Requests
  * hold the lock shared, and the end of the server holds it exclusively.  Those
  * that begin when it is coming would keep it from the lock. */
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -84,7 +84,7 @@ errno_of(gd_status s)
     }
 }
 
-/* What a callback returns. */
+/* Return values of a callback. */
 static int
 result_of(gd_status s, const gd_error *err)
 {
@@ -262,8 +262,8 @@ plugin_unload(void)
 
 /* ---- connections ---- */
 
-/* Only connections over TCP have a limit.  Who may write to a Unix socket may
- * change the volume, too. */
+/* Only connections over TCP have a limit.  A process that may write to a Unix
+ * socket may change the volume, too. */
 static int
 plugin_preconnect(int readonly)
 {
@@ -384,7 +384,7 @@ no(void *handle)
     return 0;
 }
 
-/* A client keeps what it was told when it connected. */
+/* A client keeps the value that it got when it connected. */
 static int
 is_writable(void *handle)
 {

@@ -60,7 +60,8 @@ add_error(gd_nbdkit_answer *answer, const gd_error *err)
     add_line(answer, "error %s %s", gd_status_name(err->status), err->text);
 }
 
-/* What finds duplicates.  The keeper may not have opened it yet. */
+/* The index that finds duplicates.  The checkpoint thread may not have opened
+ * it yet. */
 static void
 add_index(gd_nbdkit_answer *answer, const gd_nbdkit_served *served)
 {
@@ -178,7 +179,7 @@ run_checkpoint(const gd_nbdkit_served *served, char *words,
 
 static const struct {
     const char *name;
-    /* Adds lines only if it succeeds.  words: what follows the name, or
+    /* Adds lines only if it succeeds.  words: the text behind the name, or
      * NULL. */
     gd_status (*run)(const gd_nbdkit_served *served, char *words,
                      gd_nbdkit_answer *answer, gd_error *err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * request.h - what a line on the control socket asks for, and the answer
+ * request.h - requests, each a line on the control socket, and their answers
  * (control.h has the protocol).
  */
 #ifndef GD_NBDKIT_REQUEST_H
@@ -10,7 +10,7 @@
 #include "nbdkit/clients.h"
 #include "nbdkit/settings.h"
 
-/* What requests are about.  All of it is borrowed. */
+/* Objects that requests use.  All of them are borrowed. */
 typedef struct gd_nbdkit_served {
     gd_repo *repo;
     gd_volume *volume;
@@ -28,11 +28,11 @@ typedef struct gd_nbdkit_answer {
     size_t length;
 } gd_nbdkit_answer;
 
-/* Does what the line asks for; length counts its bytes without the line
+/* Serves the request in the line; length counts its bytes without the line
  * feed. */
 void gd_nbdkit_request_run(const gd_nbdkit_served *served, const char *line,
                            size_t length, gd_nbdkit_answer *answer);
-/* The answer to what is not a request. */
+/* The answer to a line that is not a request. */
 void gd_nbdkit_request_refuse(const char *why, gd_nbdkit_answer *answer);
 
 #endif

@@ -244,7 +244,7 @@ gd_nbdkit_settings_check(const gd_nbdkit_settings *settings, gd_error *err)
                        "'glance-dedup volume serve'",
                        missing);
     }
-    /* The server tells clients of it as the preferred size. */
+    /* The server sends it to clients as the preferred size. */
     if ((params->block_size & (params->block_size - 1)) != 0) {
         return gd_fail(err, GD_INVALID,
                        "block-size: %u is not a power of two",

@@ -31,8 +31,7 @@
 typedef struct gd_nbdkit_settings {
     char *repository; /* an absolute path */
     char *volume;
-    /* What gives hints: the filter if there is no backend
-     * (GD_KV_BACKENDS). */
+    /* Source of hints: the filter if there is no backend (GD_KV_BACKENDS). */
     gd_kv_backend index;
     char *dedupd_socket; /* NULL: cold groups cannot be read */
     char *slice_memory;  /* NULL: there are no slices in memory */

@@ -465,7 +465,7 @@ gd_env_posix(void)
 }
 
 /* Reads as pread does from a file that was opened with O_DIRECT, at most ROOM
- * bytes at once: whole pages, and copies what was wanted of them. */
+ * bytes at once: whole pages, and copies the wanted bytes of them. */
 static ssize_t
 read_aligned(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
 {
@@ -576,9 +576,9 @@ shown(const char *path)
 
 /* O_NONBLOCK is there in case a FIFO is in the file's place.  But with it the
  * kernel refuses a file on which another program has a lease (Samba, knfsd),
- * and asks that program to give it up.  So the file is opened again until the
- * lease is gone, always in the same way, since the file's place may be taken by
- * something else meanwhile. */
+ * and requests that program to give it up.  So the file is opened again until
+ * the lease is gone, always in the same way, since the file's place may be
+ * taken by something else meanwhile. */
 static int
 open_once(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
 {
@@ -603,9 +603,9 @@ renew(const gd_env *env, int dir, const char *path)
     return dir == AT_FDCWD ? 0 : env->renew(env, dir, path);
 }
 
-/* Whether the server may know better than what this host answered.  A name that
- * was missing may have come: one new look tells.  A file that the server has no
- * more was replaced between look and opening: that may happen again and again,
+/* Returns whether the server may know better than this host.  A missing name
+ * may have come: one more try shows it.  A file that the server has no more was
+ * replaced between revalidation and opening: that may happen again and again,
  * but each time another host has replaced it once more. */
 static bool
 may_be_outdated(int rc, int flags, unsigned looks)
@@ -614,10 +614,10 @@ may_be_outdated(int rc, int flags, unsigned looks)
            (rc == -ESTALE && looks < MAX_SCANS);
 }
 
-/* Of a file that the server has no more, JuiceFS says that it is missing, as of
- * a name that is not there.  The name tells which. */
+/* For a file that the server has no more, JuiceFS returns ENOENT, as for a
+ * missing name.  A revalidation of the name distinguishes them. */
 static int
-open_anew(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
+open_again(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
 {
     int rc = renew(env, dir, path);
     rc = rc < 0 ? rc : open_once(env, dir, path, flags, mode);
@@ -636,7 +636,7 @@ gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
     int rc = open_once(env, dir, path, flags, mode);
     for (unsigned looks = 0;
          dir != AT_FDCWD && may_be_outdated(rc, flags, looks); looks++) {
-        rc = open_anew(env, dir, path, flags, mode);
+        rc = open_again(env, dir, path, flags, mode);
     }
     if (rc < 0) {
         *fd = -1;

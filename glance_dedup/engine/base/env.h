@@ -61,17 +61,17 @@ struct gd_env {
     /* Does not follow a symbolic link at the end of path. */
     int (*fstatat)(const gd_env *env, int dir, const char *path,
                    struct stat *st);
-    /* On a file system that several hosts share, asks the server for the names
-     * in path's directory, by opening it.  A file that is opened after that is
-     * the one that has the name now, with the content that others have closed
-     * or synced.  (A file that was opened before may go on showing what it had
-     * been: no call that all file systems know has an open file asked for
-     * again.)  On other file systems it costs microseconds. */
+    /* On a file system that several hosts share, requests from the server the
+     * names in path's directory, by opening it.  A file that is opened after
+     * that is the one that has the name now, with the content that others have
+     * closed or synced.  (A file that was opened before may go on showing what
+     * it had been: no call that all file systems know has an open file asked
+     * for again.)  On other file systems it costs microseconds. */
     int (*renew)(const gd_env *env, int dir, const char *path);
     /* 1 if other hosts may change files of this directory without this host's
      * page cache following; 0 if not; else -errno. */
     int (*is_shared)(const gd_env *env, int dir);
-    /* What this user may still use of the file system, and its size. */
+    /* Space that this user may still use of the file system, and its size. */
     int (*free_space)(const gd_env *env, int fd, gd_space *space);
     /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
      * returns -EAGAIN when another open file description holds it. */
@@ -128,8 +128,8 @@ gd_status gd_writev_full(const gd_env *env, int fd, struct iovec *iov,
                          gd_error *err);
 /* Opens without following symbolic links; close-on-exec.  Does not wait for
  * anything that is not a regular file; if another program has a lease on the
- * file, waits a minute at most.  Before it reports a name as missing, it asks
- * the file system again: another host may just have made it. */
+ * file, waits a minute at most.  Before it reports a name as missing, it
+ * revalidates it with the file system: another host may just have made it. */
 gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
                   mode_t mode, int *fd, gd_error *err);
 /* Fsyncs a directory, so that names made or removed in it are durable. */
@@ -146,14 +146,15 @@ void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
 /* The same without the zeros, which cost as much as filling a large buffer: for
  * memory that is filled before it is read. */
 void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
-/* Whether a call for an open file failed since another host has unlinked that
- * file, and the server forgot it: NFS then says ESTALE, JuiceFS ENOENT. */
+/* Returns whether a call for an open file failed since another host has
+ * unlinked that file, and the server forgot it: NFS then returns ESTALE,
+ * JuiceFS ENOENT. */
 bool gd_is_forgotten(gd_status s, const gd_error *err);
-/* Whether the name still leads to the open file (I4), also on file systems that
- * other hosts share.  What the file contains may still be what this host read
- * of it before. */
+/* Returns whether the name still leads to the open file (I4), also on file
+ * systems that other hosts share.  What the file contains may still be what
+ * this host read of it before. */
 bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
-/* The same for callers that must tell "no" from "cannot say". */
+/* The same for callers that must distinguish "no" from "unknown". */
 gd_status gd_find_same(const gd_env *env, int fd, int dir, const char *path,
                        bool *same, gd_error *err);
 

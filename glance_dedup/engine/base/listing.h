@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * listing.h - what the names in a directory say, as a sorted array.
+ * listing.h - items made of the names in a directory, as a sorted array.
  */
 #ifndef GD_LISTING_H
 #define GD_LISTING_H

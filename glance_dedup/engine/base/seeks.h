@@ -28,7 +28,7 @@ gd_seeks_place(uint64_t file, uint64_t offset)
     return file * UINT64_C(0x9e3779b97f4a7c15) + offset;
 }
 
-/* file tells the files of this kind apart: an inode or a number. */
+/* file distinguishes the files of this kind: an inode or a number. */
 static inline void
 gd_seeks_note(gd_seeks *seeks, uint64_t file, uint64_t offset,
               uint64_t length)

@@ -42,7 +42,7 @@ is_private(const gd_env *env, const struct stat *st)
            (st->st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-/* Whether the open file can be used. */
+/* Finds out whether the open file can be used. */
 static gd_status
 examine(const opening *o, int fd, bool *good, gd_error *err)
 {

@@ -18,7 +18,7 @@ typedef enum gd_status {
     GD_OK = 0,
     GD_IO = 1,        /* a system call failed, with errno in the error; without
                        * an errno, memory failed */
-    GD_CORRUPT = 2,   /* a file is not what its checksums and ids say */
+    GD_CORRUPT = 2,   /* a file does not match its checksums and ids */
     GD_NOSPACE = 3,   /* ENOSPC, EDQUOT or EFBIG: the disk or quota is full */
     GD_NOTFOUND = 4,  /* no such image, group or file */
     GD_EXISTS = 5,    /* the image id is taken (Duplicate) */

@@ -69,7 +69,7 @@ struct gd_estimate {
     size_t key_count;
     uint32_t *lengths; /* of all its blocks */
     size_t blocks;
-    /* What recompression would have in memory: */
+    /* Memory that recompression would use: */
     uint8_t *window, *joined;
     size_t window_filled, joined_size;
     uint32_t *window_lengths;
@@ -500,7 +500,7 @@ gd_estimate_end(gd_estimate *e, uint64_t *zeros, uint64_t *extents,
     return s;
 }
 
-/* ---- what came of it ---- */
+/* ---- results ---- */
 
 size_t
 gd_estimate_images(const gd_estimate *e)

@@ -214,9 +214,9 @@ frame_block(void *arg, const gd_want *want, const uint8_t *block,
     return GD_OK;
 }
 
-/* Whether the wants, sorted by slot, cover all bytes of the segment.  The bytes
- * count, not the live blocks: freed bytes are still there, and may be of an
- * image that the client was never allowed to read. */
+/* Returns whether the wants, sorted by slot, cover all bytes of the segment.
+ * The bytes count, not the live blocks: freed bytes are still there, and may be
+ * of an image that the client was never allowed to read. */
 static bool
 covers_segment(const gd_want *wants, size_t count,
                const gd_segment_header *header)

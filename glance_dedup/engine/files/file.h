@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * file.h - making and opening a repository's own files.
+ * file.h - creates and opens a repository's own files.
  *
  * The repository's directory decides who has access to them: if its group may
  * write to it, the group may also write to everything made below it; otherwise

@@ -13,7 +13,7 @@
  * Counters follow, which change.  Each lies on cache lines of its own, in the
  * byte order of the machine (struct shared).  From byte 1024 on the page has
  * the repository's path, which only filters.py writes and reads.  Behind that
- * page is what is known of the groups (struct followed).
+ * page is the position of the groups (struct followed).
  *
  * Nothing read from the mapping is trusted.  A level is capped, a group is
  * checked for 0, and a slot has too few bits to be out of bounds.  The counts
@@ -70,8 +70,8 @@ typedef _Atomic uint64_t atomic_word;
 typedef struct shared {
     uint8_t head[GD_FILTER_HEAD];
     alignas(64) _Atomic uint32_t level;
-    /* For who does not hold the lock: the newest group in the low 32 bits,
-     * REBUILD_COMPLETE above; and the last look (gd_look). */
+    /* For processes that do not hold the lock: the newest group in the low 32
+     * bits, REBUILD_COMPLETE above; and the last scan (gd_look). */
     alignas(64) atomic_word rebuild;
     _Atomic int64_t ended_ns, listed_ns;
     atomic_word behind;
@@ -106,7 +106,7 @@ struct gd_filter {
 
 /* ---- hints ---- */
 
-/* Where a fingerprint belongs in a filter. */
+/* Place of a fingerprint in a filter. */
 typedef struct spot {
     unsigned zeros;
     uint64_t mark; /* zeros and tag, placed as in a hint */
@@ -274,7 +274,7 @@ gd_filter_lookup(const gd_filter *filter, const gd_fingerprint *fp,
 
 typedef struct vacancy {
     atomic_word *place; /* NULL if there is none */
-    uint64_t word;      /* what is there now */
+    uint64_t word;      /* its present value */
 } vacancy;
 
 /* Picks a free place in the emptier bucket, so that neither bucket fills up
@@ -425,7 +425,7 @@ gd_filter_own(gd_filter *filter)
 }
 
 /* In a large filter almost every bucket lies in another small page, and finding
- * a page's place takes longer than reading the bucket.  So this asks for large
+ * a page's place takes longer than reading the bucket.  So this requests large
  * pages.  They belong to the file: other processes have them, too. */
 void
 gd_filter_settle(gd_filter *filter)

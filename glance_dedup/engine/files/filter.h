@@ -44,7 +44,7 @@ enum {
 
 typedef struct gd_filter gd_filter;
 
-/* The last look at the groups.  Moments are those of env's monotonic_ns; 0 if
+/* The last scan of the groups.  Moments are those of env's monotonic_ns; 0 if
  * there was none since the host was started. */
 typedef struct gd_look {
     int64_t ended_ns;  /* that found nothing more to read */
@@ -77,9 +77,9 @@ gd_status gd_filter_open(const gd_env *env, const char *path,
  * has its own mapping and descriptor. */
 void gd_filter_close(const gd_env *env, gd_filter *filter);
 
-/* Whether nobody uses the filter that is open as fd.  With unfinished, whether
- * nobody is creating it.  After true, nobody can begin to until fd is closed.
- * False also if the file cannot be locked. */
+/* Returns whether nobody uses the filter that is open as fd.  With unfinished,
+ * whether nobody is creating it.  After true, nobody can begin to until fd is
+ * closed.  False also if the file cannot be locked. */
 bool gd_filter_take_unused(const gd_env *env, int fd, bool unfinished);
 
 /* Prefetches the memory that a look-up or an insertion of this fingerprint
@@ -115,7 +115,8 @@ void gd_filter_settle(gd_filter *filter);
 /* Empties the filter: level 0, a position of zeros.  Others may use the filter
  * meanwhile. */
 void gd_filter_clear(gd_filter *filter);
-/* What the host's processes have published themselves (self_published.h). */
+/* Returns the groups that the host's processes have published themselves
+ * (self_published.h). */
 gd_self_published *gd_filter_own(gd_filter *filter);
 
 void gd_filter_get_stats(const gd_filter *filter, gd_filter_stats *stats);

@@ -11,7 +11,7 @@
 
 #include "engine/base/env.h"
 
-/* What is not to be used up. */
+/* Space that is not to be used up. */
 typedef struct gd_freespace {
     uint64_t reserve; /* for what frees space; 0: nothing is kept at all */
     uint64_t moving;  /* for a group's new file, while it becomes cold */
@@ -23,9 +23,9 @@ typedef struct gd_freespace {
 uint64_t gd_freespace_kept(gd_freespace keep, uint64_t total);
 
 /* GD_NOSPACE if storing `bytes` more would leave too little free on the file
- * system of the file or directory fd.  If the system does not say how much is
- * free, there is room.  Callers that ask at the same time get the same answer:
- * with n writers, up to n - 1 more of their writes may go below the limit. */
+ * system of the file or directory fd.  If the system does not report its free
+ * space, there is room.  Callers at the same time get the same answer: with n
+ * writers, up to n - 1 more of their writes may go below the limit. */
 gd_status gd_freespace_check(const gd_env *env, int fd, gd_freespace keep,
                              uint64_t bytes, gd_error *err);
 

@@ -27,7 +27,7 @@ record_offset(uint64_t sequence)
     return GD_GROUP_HEAD + (sequence & 1) * GD_PUBLISHED_RECORD;
 }
 
-/* Fills in what the group's header says. */
+/* Fills in the fields of the group's header. */
 static gd_status
 read_header(gd_group *group, const gd_params *params, gd_error *err)
 {
@@ -44,7 +44,7 @@ read_header(gd_group *group, const gd_params *params, gd_error *err)
     return GD_OK;
 }
 
-/* Nothing is appended to a cold group, so the record tells the object's length as
+/* Nothing is appended to a cold group, so the record has the object's length as
  * long as the group has this file. */
 static gd_status
 find_length(gd_group *group, gd_error *err)
@@ -716,8 +716,8 @@ read_stored(const gd_group *group, const gd_object *object,
     return gd_group_match_segment(group, entry, slot, header, err);
 }
 
-/* What a cold group's slices have may be wrong on this host only.  So a segment
- * that is not intact is fetched once more before anybody judges its blocks. */
+/* A cold group's slices may be wrong on this host only.  So a segment that is
+ * not intact is fetched once more before anybody judges its blocks. */
 gd_status
 gd_group_read_stored(const gd_group *group, uint32_t patience_ms,
                      const gd_entry *entry, uint32_t slot, uint8_t *in,

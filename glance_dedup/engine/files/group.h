@@ -37,14 +37,14 @@ typedef struct gd_group {
     uint64_t used_at; /* likewise; for the LRU order */
 } gd_group;
 
-/* Where an entry's segment ends in the file. */
+/* Returns where an entry's segment ends in the file. */
 static inline uint64_t
 gd_group_segment_end(const gd_entry *entry)
 {
     return (uint64_t)entry->segment + GD_SEGMENT_HEADER + entry->stored_length;
 }
 
-/* How a group's blocks are packed again. */
+/* Way in which a group's blocks are packed again. */
 typedef struct gd_packing {
     gd_codec codec;
     int level;
@@ -82,11 +82,11 @@ gd_status gd_group_revalidate_name(const gd_group *group, int root,
 
 /* Takes the lessee's byte of the group's own file, shared, until the group is
  * closed.  It keeps nobody out: the lease does that.  But a file system that
- * tells a host of locks that it lost does so by errors on the open file that
- * had them.  So a process that changes a group's file locks it, and cannot
- * change it any more when its lease is gone, too (hosts.rst, "A host that lost
- * its locks").  The caller confirms its other locks afterwards, and reads what
- * it goes by after that: they may have fallen before this one was taken.
+ * reports lost locks to a host does so by errors on the open file that had
+ * them.  So a process that changes a group's file locks it, and cannot change
+ * it any more when its lease is gone, too (hosts.rst, "A host that lost its
+ * locks").  The caller confirms its other locks afterwards, and reads what it
+ * goes by after that: they may have fallen before this one was taken.
  * REQUIRES: opened O_RDWR. */
 gd_status gd_group_hold(const gd_group *group, gd_error *err);
 
@@ -158,10 +158,10 @@ gd_status gd_group_write_except(const gd_group *group, uint32_t first,
 gd_status gd_group_load_table(const gd_group *group,
                               const gd_published *record,
                               gd_fptable **store, gd_error *err);
-/* Whether the store was loaded from this file, with this record.  The group's
- * number is not enough: the group may have been lost and its number reused.
- * Nor is the inode's number, which is also reused.  Nor is the identity alone,
- * since a restored copy has the same one. */
+/* Returns whether the store was loaded from this file, with this record.  The
+ * group's number is not enough: the group may have been lost and its number
+ * reused.  Nor is the inode's number, which is also reused.  Nor is the
+ * identity alone, since a restored copy has the same one. */
 bool gd_group_is_table(const gd_group *group, const gd_published *record,
                        const gd_fptable *store);
 
@@ -196,8 +196,8 @@ gd_status gd_group_read_segment(const gd_group *group, const gd_entry *entry,
                                 uint32_t slot, gd_coder *coder, uint8_t *in,
                                 uint8_t *plain, gd_segment_header *header,
                                 gd_error *err);
-/* Whether header belongs to the segment that entry names, and the segment
- * contains slot. */
+/* Verifies that header belongs to the segment that entry names, and that the
+ * segment contains slot. */
 gd_status gd_group_match_segment(const gd_group *group, const gd_entry *entry,
                                  uint32_t slot, const gd_segment_header *header,
                                  gd_error *err);

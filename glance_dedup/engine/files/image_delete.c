@@ -69,7 +69,8 @@ gd_image_delete_move(const gd_env *env, int root, const char *image_id,
                              image_id, spool_name);
     }
     /* From here on the entry stays, whatever fails.  The accounting settles an
-     * unfinished delete (N4.6); only it can tell one from a finished delete. */
+     * unfinished delete (N4.6); only it can distinguish one from a finished
+     * delete. */
     GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); /* N9.4 */
     GD_TRY(require_entry(env, root, image_id, spool_name, err));
     rc = env->unlinkat(env, root, image_name); /* N9.5 */

@@ -13,7 +13,8 @@
 
 enum {
     TRIES = 100,
-    AHEAD = 1 << 20, /* bytes to ask the kernel for, and to have written back */
+    AHEAD = 1 << 20, /* bytes to request from the kernel, and to have written
+                      * back */
 };
 
 struct gd_index_writer {

@@ -28,8 +28,8 @@ gd_status gd_index_writer_create(const gd_env *env, int root,
 /* Appends items. */
 gd_status gd_index_writer_append(gd_index_writer *writer, const uint8_t *items,
                                  size_t count, gd_error *err);
-/* Appends what is left, writes the head, and makes the file durable, but not
- * its name. */
+/* Appends the remaining records, writes the head, and makes the file durable,
+ * but not its name. */
 gd_status gd_index_writer_seal(gd_index_writer *writer, uint32_t flags,
                                gd_error *err);
 /* Gives a sealed file its name.  The caller syncs the directory.  GD_EXISTS if

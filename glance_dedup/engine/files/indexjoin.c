@@ -99,7 +99,7 @@ join_file(gd_shards *shards, const gd_index_id *id, join j, gd_error *err)
 
 /* ---- all files ---- */
 
-/* How many of the sorted requests have lower keys. */
+/* Returns how many of the sorted requests have lower keys. */
 static size_t
 count_below(const gd_item *requests, size_t count, uint64_t key)
 {

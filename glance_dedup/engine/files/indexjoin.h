@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * indexjoin.h - looks many fingerprints up in the exact index, in one pass over
+ * indexjoin.h - finds many fingerprints in the exact index, in one pass over
  * its files (batch.rst, stage 1b).
  *
  * Memory: a frame.

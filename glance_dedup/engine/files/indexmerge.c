@@ -411,9 +411,9 @@ gd_index_merge_step(gd_index_merge *m, size_t records, bool *more,
 
 /* ---- the end ---- */
 
-/* The maintainer discards shards without their locks.  And if this process
- * lost its lock, others have gone on from the shard, perhaps without a run that
- * was merged here: what was made does not count then. */
+/* The maintainer discards shards without their locks.  And if this process lost
+ * its lock, others have gone on from the shard, perhaps without a run that was
+ * merged here: the result does not count then. */
 static gd_status
 require_count(gd_index_merge *m, const gd_index_id *id, gd_error *err)
 {

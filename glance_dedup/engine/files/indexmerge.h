@@ -27,8 +27,8 @@ typedef struct gd_merge_result {
 } gd_merge_result;
 
 /* Begins to merge a shard that counts.  *merge is NULL if it has no runs.
- * GD_BUSY, without words, if another merges it; GD_NOTFOUND if the shard does
- * not count (any more). */
+ * Returns GD_BUSY and leaves `*err` untouched if another merges it; GD_NOTFOUND
+ * if the shard does not count (any more). */
 gd_status gd_index_merge_begin(gd_shards *shards, uint32_t bits,
                                uint32_t shard, gd_split_limits limits,
                                gd_index_merge **merge, gd_error *err);
@@ -41,7 +41,7 @@ gd_status gd_index_merge_step(gd_index_merge *merge, size_t records,
  * no more records. */
 gd_status gd_index_merge_finish(gd_index_merge *merge, gd_merge_result *result,
                                 gd_error *err);
-/* Gives up what was not finished.  NULL: nothing. */
+/* Gives up the unfinished merge.  Does nothing for NULL. */
 void gd_index_merge_end(gd_index_merge *merge);
 
 #endif

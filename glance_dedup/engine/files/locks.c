@@ -199,7 +199,7 @@ gd_locks_unlock_all_shared(gd_locks *locks, gd_groupmap *held)
     gd_groupmap_free(held);
 }
 
-/* An exclusive lock; the map says whether this process has it. */
+/* Takes an exclusive lock, and records it in the map. */
 static gd_status
 take_exclusive(gd_locks *locks, gd_groupmap *map, uint32_t group,
                uint64_t byte, gd_error *err)
@@ -341,7 +341,7 @@ gd_locks_unlock_features_exclusive(gd_locks *locks, uint32_t feature)
     }
 }
 
-/* Each caller opens the file anew, so the lock separates the threads of one
+/* Each caller opens the file itself, so the lock separates the threads of one
  * process as it separates processes. */
 /* Waits for a byte of locks/images alone.  Returns a negative errno, and no
  * descriptor: -EAGAIN if others had it for so long. */

@@ -36,78 +36,82 @@ gd_status gd_locks_open(const gd_env *env, int root, gd_locks **locks,
 void gd_locks_close(gd_locks *locks);
 
 /* The shared group lock (I6): the transaction's recipe will name blocks of this
- * group.  GD_BUSY, without words, if the collector is working in the group or
- * has announced its intent; the caller counts that as a miss. */
+ * group.  Returns GD_BUSY and leaves `*err` untouched if the collector is
+ * working in the group or has announced its intent; the caller counts that as a
+ * miss. */
 gd_status gd_locks_lock_shared(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unlock_shared(gd_locks *locks, uint32_t group);
-/* The same for a caller who shares many groups, each once.  The map says which:
- * their counts are not 0. */
+/* The same for a caller that shares many groups, each once.  The groups are
+ * those whose count in the map is not 0. */
 gd_status gd_locks_lock_shared_once(gd_locks *locks, gd_groupmap *held,
                                     uint32_t group, gd_error *err);
 /* Gives up each group's lock as often as the map counts, and frees the map. */
 void gd_locks_unlock_all_shared(gd_locks *locks, gd_groupmap *held);
 
-/* The exclusive group lock, for the collector only (N6.1).  GD_BUSY, without
- * words, if anyone shares the group, in this process too.  While it is held,
- * sharing is GD_BUSY.  gd_locks_unlock_exclusive releases it. */
+/* The exclusive group lock, for the collector only (N6.1).  Returns GD_BUSY and
+ * leaves `*err` untouched if anyone shares the group, in this process too.
+ * While it is held, sharing is GD_BUSY.  gd_locks_unlock_exclusive releases
+ * it. */
 gd_status gd_locks_lock_exclusive(gd_locks *locks, uint32_t group,
                                   gd_error *err);
 void gd_locks_unlock_exclusive(gd_locks *locks, uint32_t group);
 
 /* The collector's intent: while it is announced, nobody gets a new shared lock
- * of the group.  GD_BUSY, without words, if another collector has announced its
- * intent, or a process is checking for one at this moment. */
+ * of the group.  Returns GD_BUSY and leaves `*err` untouched if another
+ * collector has announced its intent, or a process is checking for one at this
+ * moment. */
 gd_status gd_locks_announce(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_withdraw(gd_locks *locks, uint32_t group);
 void gd_locks_withdraw_all(gd_locks *locks);
-/* GD_BUSY, without words, if a collector of any process has announced its
- * intent: who rewrites the group is to make way.  Not so while this process's
- * collector is at work in the group. */
+/* Returns GD_BUSY and leaves `*err` untouched if a collector of any process has
+ * announced its intent: a rewrite of the group makes way.  Returns GD_OK while
+ * this process's collector is at work in the group. */
 gd_status gd_locks_require_no_intent(gd_locks *locks, uint32_t group,
                                      gd_error *err);
 
-/* The lease (I4): only its holder appends.  GD_BUSY, without words, if any
- * process has it, including this one. */
+/* The lease (I4): only its holder appends.  Returns GD_BUSY and leaves `*err`
+ * untouched if any process has it, including this one. */
 gd_status gd_locks_lease(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unlease(gd_locks *locks, uint32_t group);
 /* Asks for a lease again that this process took, and for the exclusive lock if
- * it has that, too.  GD_BUSY, without words, if another process has a lock
- * now that keeps us out: then the server dropped this one's.  Otherwise they
- * are held after the call, but they may have been lost before. */
+ * it has that, too.  Returns GD_BUSY and leaves `*err` untouched if another
+ * process has a lock now that keeps us out: then the server dropped this one's.
+ * Otherwise they are held after the call, but they may have been lost
+ * before. */
 gd_status gd_locks_revalidate(gd_locks *locks, uint32_t group, gd_error *err);
 
 /* The feature bytes (N15.2).  A handle shares the byte of how many features of
  * the format its program knows.
  *
- * Shares that byte until the handle is closed.  GD_BUSY, without words: a
- * feature is being set that the program does not know. */
+ * Shares that byte until the handle is closed.  GD_BUSY, with `*err` untouched:
+ * a feature is being set that the program does not know. */
 gd_status gd_locks_lock_features_shared(gd_locks *locks, uint32_t known,
                                         gd_error *err);
 /* Takes the bytes of all programs that do not know a feature exclusively, until
- * gd_locks_unlock_features_exclusive.  GD_BUSY, without words, and nothing is
- * held, if such a program has the repository open, or a process sets a
- * feature. */
+ * gd_locks_unlock_features_exclusive.  Returns GD_BUSY, with `*err` untouched,
+ * and nothing is held, if such a program has the repository open, or a process
+ * sets a feature. */
 gd_status gd_locks_lock_features_exclusive(gd_locks *locks, uint32_t feature,
                                            gd_error *err);
 void gd_locks_unlock_features_exclusive(gd_locks *locks, uint32_t feature);
 
 /* The image lock, for deletes and merges only.  Waits up to timeout_ms, then
- * returns GD_BUSY with words.  *fd is the lock: gd_locks_unlock_image closes
- * it. */
+ * returns GD_BUSY with a message.  *fd is the lock: gd_locks_unlock_image
+ * closes it. */
 gd_status gd_locks_lock_image(const gd_env *env, int root,
                               const char *image_id,
                               unsigned timeout_ms, int *fd, gd_error *err);
 void gd_locks_unlock_image(const gd_env *env, int fd);
 
-/* The lock on the volumes' names, for who renames a volume.  Who looks for a
- * volume by its id shares it (repository/volumes.py).  Waits up to timeout_ms,
- * then returns GD_BUSY with words.  *fd is the lock: closing it releases it. */
+/* Guards volume names: exclusive to rename, shared to look up by id
+ * (repository/volumes.py).  Waits up to timeout_ms, then returns GD_BUSY with a
+ * message.  *fd is the lock: closing it releases it. */
 gd_status gd_locks_lock_names(const gd_env *env, int root, unsigned timeout_ms,
                               int *fd, gd_error *err);
 
 /* Makes the caller the one maintainer.  *fd is the lock: closing it releases
- * it.  The lock file is created if missing.  GD_BUSY, without words, if there
- * is a maintainer already. */
+ * it.  The lock file is created if missing.  Returns GD_BUSY and leaves `*err`
+ * untouched if there is a maintainer already. */
 gd_status gd_locks_lock_maintainer(const gd_env *env, int root, int *fd,
                                    gd_error *err);
 /* Asks for that lock again, as gd_locks_revalidate does. */

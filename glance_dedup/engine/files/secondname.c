@@ -40,7 +40,7 @@ gd_second_name_remove(const gd_env *env, int root, const gd_params *params,
     }
 }
 
-/* Whether there is a file of that name, as the server says. */
+/* Finds out from the server whether there is a file of that name. */
 static gd_status
 find_name(const gd_env *env, int root, const char *name, bool *found,
           gd_error *err)

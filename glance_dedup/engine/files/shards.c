@@ -219,7 +219,7 @@ is_shard(const gd_index_list *list, size_t at)
     return at < list->count && list->files[at].kind == GD_INDEX_SHARD;
 }
 
-/* Whether two lists have the same shards, which come first in each. */
+/* Returns whether two lists have the same shards, which come first in each. */
 static bool
 have_same_shards(const gd_index_list *a, const gd_index_list *b)
 {
@@ -285,8 +285,8 @@ generation_of(const gd_index_list *list, uint32_t bits, uint32_t shard)
                : 0;
 }
 
-/* The place of the first shard that is this one or below it; for at from there
- * on is_below tells where they end. */
+/* The place of the first shard that is this one or below it; from there on,
+ * is_below finds their end. */
 static size_t
 first_below(const gd_index_list *list, uint32_t bits, uint32_t shard)
 {
@@ -302,15 +302,15 @@ is_below(const gd_index_list *list, size_t at, uint32_t bits, uint32_t shard)
                                      last_in(bits, shard);
 }
 
-/* Whether there is a shard that is this one or below it. */
+/* Returns whether there is a shard that is this one or below it. */
 static bool
 has_shards(const gd_index_list *list, uint32_t bits, uint32_t shard)
 {
     return is_below(list, first_below(list, bits, shard), bits, shard);
 }
 
-/* Whether shards of at least this generation, of which it is enough that one
- * is there, have all fingerprints of this one. */
+/* Returns whether shards of at least this generation, of which it is enough
+ * that one is there, have all fingerprints of this one. */
 static bool
 is_covered(const gd_index_list *list, uint32_t bits, uint32_t shard,
            uint64_t least)
@@ -555,7 +555,8 @@ list_locked(gd_shards *shards, gd_index_list *list, gd_error *err)
                          "not taken");
 }
 
-/* How many of the sorted records are of this shard; they are the first. */
+/* Returns how many of the sorted records are of this shard; they are the
+ * first. */
 static size_t
 count_in(const gd_index_id *shard, const uint8_t *records, size_t count)
 {

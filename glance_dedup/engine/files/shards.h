@@ -23,13 +23,14 @@ gd_status gd_shards_open(const gd_env *env, int root, uint64_t reserve,
 void gd_shards_close(gd_shards *shards);
 
 /* The lock of the runs: its holder writes runs and cursors, splits shards, and
- * cleans up.  GD_BUSY, without words, if another handle has it. */
+ * cleans up.  Returns GD_BUSY and leaves `*err` untouched if another handle has
+ * it. */
 gd_status gd_shards_lock(gd_shards *shards, gd_error *err);
 void gd_shards_unlock(gd_shards *shards);
 
-/* What lies in index/, sorted: by kind, by the first fingerprint that a file can
- * have, by bits, and by number.  The caller releases the files.  GD_BUSY if the
- * shards change all the time. */
+/* The files in index/, sorted: by kind, by the first fingerprint that a file
+ * can have, by bits, and by number.  The caller releases the files.  GD_BUSY if
+ * the shards change all the time. */
 typedef struct gd_index_list {
     gd_index_id *files;
     size_t count;
@@ -46,7 +47,7 @@ gd_status gd_shards_current(gd_shards *shards, const gd_index_list *list,
 /* The same of what lies in index/ now. */
 gd_status gd_shards_rescan(gd_shards *shards, gd_index_id **current,
                            size_t *count, bool *complete, gd_error *err);
-/* Whether this shard counts now. */
+/* Finds out whether this shard counts now. */
 gd_status gd_shards_counts(gd_shards *shards, const gd_index_id *id,
                            bool *counts, gd_error *err);
 /* A generation for this shard, higher than any that it, or one below it, has in
@@ -90,7 +91,7 @@ gd_status gd_shards_find(gd_shards *shards, uint64_t key, uint64_t *address,
 
 const gd_env *gd_shards_env(const gd_shards *shards);
 /* Takes a byte of locks/index by a descriptor of its own: closing it releases
- * the lock.  GD_BUSY, without words, if another has it. */
+ * the lock.  Returns GD_BUSY and leaves `*err` untouched if another has it. */
 gd_status gd_shards_take_byte(gd_shards *shards, uint64_t byte, int *fd,
                               gd_error *err);
 gd_status gd_shards_create(gd_shards *shards, const gd_index_id *id,

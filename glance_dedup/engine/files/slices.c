@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum {
-    FETCHES = 3, /* what was fetched may be evicted before it is read */
+    FETCHES = 3, /* slices may be evicted between fetch and read */
     /* <directory>/<object id>/<slice> */
     NAME = NAME_MAX + 1 + 2 * GD_ID_SIZE + 1 + 8 + 1,
 };
@@ -33,7 +33,7 @@ struct gd_slices {
     place places[2]; /* on the disk, and in memory */
     size_t place_count;
     gd_slice_source source;
-    counters *counters; /* readers have the rest only to look at */
+    counters *counters; /* readers only read the rest */
 };
 
 static gd_status
@@ -64,7 +64,7 @@ gd_slices_open(const gd_env *env, const char *directory, const char *memory,
                const gd_slice_source *source, gd_slices **out, gd_error *err)
 {
     struct {
-        gd_slices slices; /* first: it is what is released */
+        gd_slices slices; /* first: its address is released */
         counters counters;
     } *made = gd_calloc(env, 1, sizeof *made, err);
     if (made == NULL) {
@@ -133,7 +133,7 @@ take_away(const gd_env *env, const place *from, const char *name, gd_error *err)
     return gd_fail(err, GD_NOTFOUND, "the slice %s is not whole", name);
 }
 
-/* Whether it is the file that fails, and not this machine now. */
+/* Returns whether it is the file that fails, and not this machine now. */
 static bool
 is_bad(gd_status s, const gd_error *err)
 {
@@ -209,8 +209,8 @@ read_slice(const gd_slices *slices, const gd_object *object, uint32_t slice,
     return s;
 }
 
-/* What fails here is this host, or the object store.  That says nothing about
- * the block that is to be read, so it is no damage, whatever it is. */
+/* Errors here come from this host or the object store, not from the block that
+ * is to be read.  So none of them is damage. */
 static gd_status
 say_unavailable(gd_status s, uint32_t slice, const gd_error *why,
                 const char *name, gd_error *err)

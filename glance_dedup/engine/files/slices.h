@@ -9,8 +9,8 @@
  * If one is missing, the program's own source brings it.  While the disk is
  * full, slices are in a second directory, in memory.
  *
- * Neither the source nor the files are trusted: who reads a block verifies it
- * (I7).  Thread-safe.
+ * Neither the source nor the files are trusted: the reader of a block verifies
+ * it (I7).  Thread-safe.
  */
 #ifndef GD_SLICES_H
 #define GD_SLICES_H
@@ -28,12 +28,12 @@ typedef struct gd_object {
                            * long as it takes */
 } gd_object;
 
-/* What the program does for the engine.  Any thread may call it. */
+/* Functions of the program that the engine calls.  Any thread may call it. */
 typedef struct gd_slice_source {
     void *arg;
     /* Brings these slices into the directory, except those that are there.
-     * Waits for it, as long as the object says.  GD_UNAVAILABLE if the object
-     * store does not give them now. */
+     * Waits for it, as long as the object's field allows.  GD_UNAVAILABLE if
+     * the object store does not give them now. */
     gd_status (*fetch)(void *arg, const gd_object *object, uint32_t first,
                        uint32_t count, gd_error *err);
     /* They will be read soon.  Waits for nothing. */
@@ -63,8 +63,8 @@ gd_slice_counts gd_slices_get_counts(const gd_slices *slices);
 gd_status gd_slices_read(const gd_slices *slices, const gd_object *object,
                          void *out, size_t length, uint64_t offset,
                          const char *name, gd_error *err);
-/* Advice: these bytes will be read soon.  The source is told of the slices that
- * are not there. */
+/* Announces that these bytes will be read soon.  The source gets the numbers of
+ * the missing slices. */
 void gd_slices_expect(const gd_slices *slices, const gd_object *object,
                       uint64_t offset, uint64_t length);
 /* Removes the slices with these bytes, which may be wrong.  The next reader has

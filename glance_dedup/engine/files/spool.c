@@ -25,8 +25,8 @@ new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
     return GD_OK;
 }
 
-/* Takes byte 0 if the name still leads to the file (N7.1).  *taken tells
- * whether it did. */
+/* Takes byte 0 if the name still leads to the file (N7.1).  Sets *taken if it
+ * does. */
 static gd_status
 take_file(const gd_env *env, int root, const gd_spool_writer *file,
           bool *taken,

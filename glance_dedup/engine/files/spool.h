@@ -52,8 +52,9 @@ gd_status gd_spool_open_recipe(const gd_env *env, int root,
                                const gd_params *params, const char *image_id,
                                const uint8_t *upload_id, gd_recipe *recipe,
                                gd_error *err);
-/* Whether any process has the image open; true also if that cannot be told.  It
- * only asks: the byte is never taken on an image (N3). */
+/* Returns whether any process has the image open; true also if that cannot be
+ * found out.  It only queries the lock: the byte is never taken on an image
+ * (N3). */
 bool gd_spool_is_read(const gd_env *env, int root, const char *image_id);
 
 #endif

@@ -53,8 +53,8 @@ gd_spool_file_list(const gd_env *env, int root, gd_spool_base **entries,
 
 /* ---- opening ---- */
 
-/* Whether a header page was ever written.  Every file in images/ has one, and
- * so has every file that a delete or a merge took from there. */
+/* Finds out whether a header page was ever written.  Every file in images/ has
+ * one, and so has every file that a delete or a merge took from there. */
 static gd_status
 has_header(const gd_spool_file *entry, uint64_t size, bool *has, gd_error *err)
 {
@@ -71,7 +71,7 @@ has_header(const gd_spool_file *entry, uint64_t size, bool *has, gd_error *err)
     return s == GD_CORRUPT ? GD_OK : s; /* it was truncated just now */
 }
 
-/* The file's name decides what the header must say. */
+/* The file's name decides the fields that the header must have. */
 static gd_status
 require_names(const gd_spool_file *entry, gd_error *err)
 {
@@ -100,8 +100,8 @@ modified_of(const struct stat *st)
            (uint64_t)st->st_mtim.tv_nsec;
 }
 
-/* Records damage, so that it can be reported.  Only what prevented the look is
- * an error. */
+/* Records damage, so that it can be reported.  Only a failed check is an
+ * error. */
 static gd_status
 read_header(gd_spool_file *entry, gd_error *err)
 {
@@ -144,9 +144,9 @@ read_header(gd_spool_file *entry, gd_error *err)
 }
 
 /* Opens the file again, since through a file that has been read already a host
- * may see what was in it then (N13.1).  The first descriptor stays for its locks.
- * If the name leads to another file now, or to none, nobody will complete this
- * one. */
+ * may see its former content (N13.1).  The first descriptor stays for its
+ * locks.  If the name leads to another file now, or to none, nobody will
+ * complete this one. */
 static gd_status
 open_content(gd_spool_file *entry, gd_error *err)
 {
@@ -287,8 +287,8 @@ gd_spool_file_lock(const gd_spool_file *entry, int byte, gd_error *err)
 
 /* ---- what it names ---- */
 
-/* The runs found so far.  Its room grows with what was read and verified, never
- * by what a header claims. */
+/* The runs found so far.  Its room grows with the runs that were read and
+ * verified, never by a header's claim. */
 typedef struct run_list {
     const gd_env *env;
     gd_run *runs;
@@ -436,7 +436,7 @@ gd_spool_file_unlink(const gd_spool_file *entry, gd_error *err)
                   : GD_OK;
 }
 
-/* A name in quarantine/ that tells where the file was. */
+/* A name in quarantine/ that records the place of the file. */
 static gd_status
 quarantine_name(const gd_spool_file *entry, char name[GD_NAME_SIZE],
                 gd_error *err)
@@ -466,7 +466,7 @@ gd_spool_file_set_aside(const gd_spool_file *entry, char name[GD_NAME_SIZE],
         return gd_fail_errno(err, -rc, "cannot set %s aside as %s",
                              entry->name, name);
     }
-    /* The image may have been replaced between the look and the link. */
+    /* The image may have been replaced between the check and the link. */
     GD_TRY(gd_find_same(env, entry->fd, entry->root, name, &here, err));
     if (!here) {
         (void)env->unlinkat(env, entry->root, name);

@@ -3,9 +3,9 @@
  * spoolfile.h - a recipe's file opened by the maintainer, to be judged and
  * settled (N3 to N6).
  *
- * The looks and the locks of N4 are here, one function each.  The accounting
- * decides their order.  Nothing here decides that an entry is dead: a look that
- * failed is an error, never "no".  Belongs to one thread.
+ * The checks and the locks of N4 are here, one function each.  The accounting
+ * decides their order.  Nothing here decides that an entry is dead: a check
+ * that failed is an error, never "no".  Belongs to one thread.
  */
 #ifndef GD_SPOOLFILE_H
 #define GD_SPOOLFILE_H
@@ -59,21 +59,22 @@ gd_status gd_spool_file_open_image(const gd_env *env, int root,
                                    const gd_params *params,
                                    const char *image_id,
                                    gd_spool_file *entry, gd_error *err);
-/* Whether images/<image_id> is the file with this inode that was last written
- * at this time (nanoseconds since 1970).  A recipe is written once, so then it
- * is the one that was read before.  False also if that cannot be told. */
+/* Returns whether images/<image_id> is the file with this inode that was last
+ * written at this time (nanoseconds since 1970).  A recipe is written once, so
+ * then it is the one that was read before.  False also if that cannot be found
+ * out. */
 bool gd_spool_file_is_same(const gd_env *env, int root, const char *image_id,
                            uint64_t inode, uint64_t modified);
 /* Releases its locks, too. */
 void gd_spool_file_close(gd_spool_file *entry);
 
-/* N4's look: whether images/<the header's id> is this inode now.  If the header
- * was not valid at the last look, reads it again: its writer may have completed
- * and committed it since (N4.3). */
+/* Finds out, for N4, whether images/<the header's id> is this inode now.  If
+ * the header was not valid at the last check, reads it again: its writer may
+ * have completed and committed it since (N4.3). */
 gd_status gd_spool_file_live(gd_spool_file *entry, bool *live, gd_error *err);
 
 /* Takes GD_BYTE_WRITER or GD_BYTE_USERS exclusively, until the entry is closed.
- * GD_BUSY, without words, if another has it. */
+ * Returns GD_BUSY and leaves `*err` untouched if another has it. */
 gd_status gd_spool_file_lock(const gd_spool_file *entry, int byte,
                              gd_error *err);
 

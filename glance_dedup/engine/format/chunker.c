@@ -27,7 +27,7 @@ static size_t
 next_fixed(const gd_chunker *chunker, const uint8_t *data, size_t len,
            size_t known, bool last)
 {
-    (void)data; /* a fixed cut does not look at the data */
+    (void)data; /* a fixed cut does not depend on the data */
     (void)known;
     if (len >= chunker->max_length) {
         return chunker->max_length;
@@ -163,7 +163,7 @@ count_zeros(const uint8_t *data, size_t len, size_t known)
     return at;
 }
 
-/* The length of the block, or 0 if len bytes are too few to tell. */
+/* Returns the length of the block, or 0 if len bytes are too few to find it. */
 static size_t
 end_of_block(const gd_chunker *chunker, size_t len, bool last)
 {

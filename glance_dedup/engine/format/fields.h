@@ -15,7 +15,7 @@
  *     NUMBER  1, 2, 4 or 8 bytes, little-endian
  *     BYTES   bytes, as they are
  *     TEXT    a text, then zeros; in memory, a final zero follows.  Decoding
- *             clears the variable `good` if what follows are no zeros
+ *             clears the variable `good` if the rest are no zeros
  *     LENGTH  the length of a text, whose row is above; decoding compares it
  *
  * Bytes without a row are reserved, or are written and read by hand.  A test

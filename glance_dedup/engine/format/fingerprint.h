@@ -45,10 +45,10 @@ gd_status gd_digest_open(const gd_env *env, const char *name, bool allow_weak,
                          gd_digest **digest, gd_error *err);
 void gd_digest_close(const gd_env *env, gd_digest *digest);
 
-/* Whether blocks with equal fingerprints may be taken as equal (I5). */
+/* Returns whether blocks with equal fingerprints may be taken as equal (I5). */
 bool gd_digest_is_cryptographic(const gd_digest *digest);
 
-/* What one thread needs to compute fingerprints: contexts are made once, not
+/* Memory of one thread that computes fingerprints: contexts are made once, not
  * per block.  A hasher belongs to one thread at a time.  Close it before its
  * digest. */
 typedef struct gd_hasher gd_hasher;

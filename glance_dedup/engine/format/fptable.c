@@ -133,7 +133,7 @@ gd_fptable_clear(gd_fptable *store, uint32_t group)
     store->count = 0;
 }
 
-/* Whether this place of the index, which is not free, holds this
+/* Returns whether this place of the index, which is not free, holds this
  * fingerprint. */
 static bool
 is_at(const gd_fptable *store, uint32_t place, uint32_t bits,

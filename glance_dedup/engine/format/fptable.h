@@ -5,7 +5,7 @@
  *
  * An entry is 56 bytes.  A sector of 512 holds nine, so that none crosses a
  * sector: a torn write damages only entries that were being written, and the
- * checksum of each tells whether it is whole (offset table in format.rst,
+ * checksum of each shows whether it is whole (offset table in format.rst,
  * "Fingerprint store").  The checksum is seeded with the group's seed plus the
  * slot, so an entry is valid in one place only.
  */
@@ -141,8 +141,8 @@ bool gd_fptable_find(const gd_fptable *store, const gd_fingerprint *fp,
 
 /* 32 bits that place a fingerprint in the index.  They depend on its first 16
  * bytes, which a short digest has, too.  Two fingerprints that differ there are
- * as likely to share a place as two random numbers, unless the one who chose
- * them knew the key: the sum is universal (multiply-shift: Dietzfelbinger,
+ * as likely to share a place as two random numbers, unless an attacker who knew
+ * the key chose them: the sum is universal (multiply-shift: Dietzfelbinger,
  * STACS 1996).  The second product scatters runs that the sum leaves. */
 static inline uint32_t
 gd_fptable_bits(const gd_fptable *store, const gd_fingerprint *fp)
@@ -170,8 +170,8 @@ gd_fptable_is_live(const gd_fptable *store, uint32_t slot)
     return slot < store->count && (store->live[slot / 64] >> slot % 64 & 1) != 0;
 }
 
-/* Whether this slot is live and has this fingerprint.  A caller that knows the
- * slot needs no index. */
+/* Returns whether this slot is live and has this fingerprint.  A caller that
+ * knows the slot needs no index. */
 static inline bool
 gd_fptable_matches(const gd_fptable *store, uint32_t slot,
                    const gd_fingerprint *fp)

@@ -32,7 +32,7 @@ typedef struct gd_group_head {
     uint8_t object_id[GD_ID_SIZE]; /* of a cold group's object */
 } gd_group_head;
 
-/* The record that says what others can see. */
+/* The record of the part of the group that others can see. */
 typedef struct gd_published {
     uint64_t sequence;
     uint64_t generation; /* random: no two states of the entries share one */
@@ -43,12 +43,12 @@ typedef struct gd_published {
     uint8_t codec, level; /* of the last recompression, done or found to gain
                            * nothing; zeros: as stored */
     bool similar; /* this was in the order of similarity */
-    uint32_t covered; /* the slots below it were recompressed like this; what was
-                       * appended since is as stored */
+    uint32_t covered; /* the slots below it were recompressed like this; later
+                       * ones are as stored */
 } gd_published;
 
-/* Writes all but the reserved bytes, and then the checksum, which is the seed of
- * what follows: *value gets it, too. */
+/* Writes all but the reserved bytes, and then the checksum, which is the seed
+ * of the next one: *value gets it, too. */
 void gd_group_head_encode(gd_group_head *value, uint8_t out[GD_GROUP_HEAD]);
 /* GD_VERSION and GD_CORRUPT, which call the file name, unless it is the header
  * of the group of this number. */

@@ -102,7 +102,7 @@ gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
     gd_fields_seal(&layout, 0, out);
 }
 
-/* Whether the head describes a file of this length. */
+/* Returns whether the head describes a file of this length. */
 static bool
 has_length(const gd_index_head *head, uint64_t length)
 {
@@ -159,7 +159,8 @@ gd_index_head_seal_frame(const gd_index_head *head, uint64_t frame,
     gd_put64(items + length, gd_checksum(items, length, head->seed + frame));
 }
 
-/* Whether a record may follow `before`, unless that is NULL, in this file. */
+/* Returns whether a record may follow `before`, unless that is NULL, in this
+ * file. */
 static bool
 good_record(const gd_index_head *head, const uint8_t *record,
             const uint8_t *before)

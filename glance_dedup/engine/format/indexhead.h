@@ -34,7 +34,7 @@ typedef struct gd_index_head {
     uint64_t length; /* of the file, if its frames are packed */
 } gd_index_head;
 
-/* Whether the file has packed frames. */
+/* Returns whether the file has packed frames. */
 bool gd_index_head_is_packed(const gd_index_head *head);
 /* Bytes of an item in a file of this kind. */
 size_t gd_index_head_item_size(gd_index_kind kind);
@@ -43,7 +43,8 @@ size_t gd_index_head_frame_items(gd_index_kind kind);
 uint64_t gd_index_head_frames(const gd_index_head *head);
 /* The items in this frame.  REQUIRES: there is such a frame, not packed. */
 size_t gd_index_head_items_in(const gd_index_head *head, uint64_t frame);
-/* Where this frame begins; the file's length, if it is the number of frames. */
+/* Returns where this frame begins; the file's length, if it is the number of
+ * frames. */
 uint64_t gd_index_head_frame_start(const gd_index_head *head, uint64_t frame);
 
 void gd_index_head_encode(const gd_index_head *head,

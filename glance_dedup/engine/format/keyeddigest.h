@@ -8,8 +8,8 @@
  * inputs that were chosen without knowing the key or a digest, and as long as AES
  * is a good cipher, the chance that two of 2 MiB have one digest is 2^-110.
  *
- * Who knows the key, or two digests, can make inputs with one digest.  So it is
- * no fingerprint.
+ * An attacker who knows the key, or two digests, can make inputs with one
+ * digest.  So it is no fingerprint.
  */
 #ifndef GD_KEYEDDIGEST_H
 #define GD_KEYEDDIGEST_H

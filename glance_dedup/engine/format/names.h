@@ -3,7 +3,7 @@
  * names.h - the names of all files in a repository, made and parsed here.
  *
  * All are relative to the repository's directory.
- * doc/source/contributor/format.rst says what each directory holds.
+ * doc/source/contributor/format.rst lists the content of each directory.
  */
 #ifndef GD_NAMES_H
 #define GD_NAMES_H
@@ -85,7 +85,7 @@ typedef enum gd_index_kind {
 
 enum { GD_SHARD_BITS_MAX = 16 };
 
-/* What the name of a file of the exact index says. */
+/* Fields of the name of a file of the exact index. */
 typedef struct gd_index_id {
     gd_index_kind kind;
     uint32_t bits, shard; /* shard < 2^bits */

@@ -212,7 +212,7 @@ gd_pairs_judge(gd_pairs pairs, const gd_blocks *blocks, uint8_t *equal,
     return true;
 }
 
-/* ---- what is known ---- */
+/* ---- known facts ---- */
 
 bool
 gd_pairs_revise(gd_pairs pairs, const gd_blocks *blocks, uint8_t *gone,
@@ -351,8 +351,9 @@ old_at(const uint8_t *replacements, size_t at)
     return gd_get64(replacements + at * GD_REPLACEMENT_SIZE);
 }
 
-/* Whether the address is the old one of a sorted replacement.  *at is where the
- * last search ended: the next usually ends there, or soon behind it. */
+/* Returns whether the address is the old one of a sorted replacement.  *at is
+ * where the last search ended: the next usually ends there, or soon behind
+ * it. */
 static bool
 is_old(const uint8_t *replacements, size_t count, uint64_t address, size_t *at)
 {

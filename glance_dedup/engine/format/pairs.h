@@ -29,7 +29,7 @@ typedef struct gd_pairs {
     size_t count;
 } gd_pairs;
 
-/* What is known of blocks; each array is in the order of the addresses. */
+/* Known facts about blocks; each array is in the order of the addresses. */
 typedef struct gd_blocks {
     const uint8_t *addresses; /* sorted, each once */
     const uint8_t *entries;   /* as Maintenance.entries lists them */
@@ -42,8 +42,8 @@ typedef struct gd_blocks {
 gd_status gd_pairs_addresses(const gd_env *env, gd_pairs pairs, uint8_t *out,
                              size_t *out_count, gd_error *err);
 
-/* Whether the pairs are sorted, each once, and the first addresses are of this
- * group. */
+/* Returns whether the pairs are sorted, each once, and the first addresses are
+ * of this group. */
 bool gd_pairs_are_of_group(gd_pairs pairs, uint32_t group);
 /* Sorts in place and removes repeated pairs. */
 gd_status gd_pairs_sort(const gd_env *env, uint8_t *pairs, size_t *count,

@@ -20,7 +20,7 @@ enum {
     GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
 };
 
-/* Whether new blocks are written beside the page cache. */
+/* Choice whether new blocks are written beside the page cache. */
 typedef enum gd_direct_io {
     GD_DIRECT_OFF,
     GD_DIRECT_ON,
@@ -45,7 +45,7 @@ typedef struct gd_params {
     unsigned threads;
     unsigned lock_timeout_ms;
     uint64_t reserve; /* bytes that storing leaves free (freespace.h) */
-    /* Where the bytes of cold groups are read (slices.h); NULL: nowhere. */
+    /* Source of the bytes of cold groups (slices.h); NULL: none. */
     const struct gd_slices *slices;
 } gd_params;
 

@@ -19,8 +19,8 @@
  *     3  checksum of words 0 to 2 and of the list
  *     4  the list, sorted: 25 bits of group, 16 of published, 22 of identity
  *
- * A reader believes them if the checksum is right and all that is said above
- * holds.  Otherwise it begins with a position of zeros.
+ * A reader believes them if the checksum is right and all the conditions above
+ * hold.  Otherwise it begins with a position of zeros.
  */
 #ifndef GD_POSITION_H
 #define GD_POSITION_H
@@ -63,8 +63,8 @@ void gd_position_cut(gd_position *position, uint32_t newest);
 /* Returns how many of the words are used. */
 size_t gd_position_encode(const gd_position *position,
                           uint64_t words[GD_POSITION_WORDS]);
-/* How many words are used, by the first GD_POSITION_HEAD of them; at most
- * GD_POSITION_WORDS. */
+/* Returns how many words are used, by the first GD_POSITION_HEAD of them; at
+ * most GD_POSITION_WORDS. */
 size_t gd_position_length(const uint64_t words[GD_POSITION_HEAD]);
 /* False: the words are no position, and *position is all zeros. */
 bool gd_position_decode(const uint64_t words[GD_POSITION_WORDS],

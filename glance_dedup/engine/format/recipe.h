@@ -62,7 +62,7 @@ typedef struct gd_recipe_header {
     uint64_t size;
     uint64_t zero_bytes;
     uint64_t new_bytes;    /* plain bytes this image was the first to store */
-    uint64_t stored_bytes; /* what was written for them */
+    uint64_t stored_bytes; /* bytes written for them */
     uint64_t extents;
     uint64_t fragments;
     uint64_t created;
@@ -159,12 +159,12 @@ gd_status gd_recipe_seek(const gd_recipe *recipe, uint64_t offset,
 /* Walks over the extents of a range, in order. */
 typedef struct gd_extent_cursor {
     const gd_recipe *recipe;
-    uint64_t offset, end; /* what is left of the range */
+    uint64_t offset, end; /* the rest of the range */
     gd_recipe_page page;
     uint32_t at; /* the next extent in the page */
 } gd_extent_cursor;
 
-/* What of an extent is in the range. */
+/* The part of an extent that is in the range. */
 typedef struct gd_extent_part {
     const gd_extent *extent; /* valid until the next step */
     uint64_t from; /* in the extent */

@@ -54,8 +54,8 @@ bool gd_requests_split(const uint8_t *records, size_t count, uint64_t parts,
                        uint64_t first, size_t ways, size_t *counts,
                        uint8_t *out);
 
-/* Answers sorted requests, of which addresses[i] is what the index has, or 0.
- * Of those with one key that is not known, the first is told 0, and the others
+/* Answers sorted requests, of which addresses[i] is the address in the index,
+ * or 0.  Of the requests with one unknown key, the first gets 0, and the others
  * wait.  answers has room for count records, and waiting, too.  Returns how
  * many wait. */
 size_t gd_requests_answer(const gd_item *requests, const uint64_t *addresses,
@@ -65,9 +65,9 @@ size_t gd_requests_answer(const gd_item *requests, const uint64_t *addresses,
 size_t gd_requests_resolve(const gd_item *requests, size_t count,
                          const gd_item *references, size_t reference_count,
                          uint8_t *answers);
-/* Puts each answer's address, or whatever it says, in its requester's place;
- * the first place, of 8 bytes, is that of block number `first`.  False if an
- * answer has no place. */
+/* Puts each answer's address, or its other value, in its requester's place; the
+ * first place, of 8 bytes, is that of block number `first`.  False if an answer
+ * has no place. */
 bool gd_requests_fill_answers(const uint8_t *answers, size_t count,
                               uint64_t first,
                               uint8_t *places, size_t place_count);

@@ -42,7 +42,7 @@ gd_status gd_runs_shared(const gd_env *env, const uint8_t *a, size_t a_count,
                          const uint8_t *b, size_t b_count, uint64_t *shared,
                          gd_error *err);
 
-/* Whether the runs name any of the addresses, which are sorted. */
+/* Returns whether the runs name any of the addresses, which are sorted. */
 bool gd_runs_name_any(const uint8_t *runs, size_t run_count,
                       const uint8_t *addresses, size_t count);
 

@@ -70,7 +70,8 @@ gd_segment_header_encode(const gd_segment_header *value, uint64_t seed,
     gd_put64(out + 24, segment_checksum(out, behind, pieces, seed));
 }
 
-/* Whether the slots ascend, begin with the first slot, and are in the group. */
+/* Returns whether the slots ascend, begin with the first slot, and are in the
+ * group. */
 static bool
 is_list_of(const gd_segment_header *header, const uint8_t *slots,
            uint32_t group_slots)

@@ -62,7 +62,7 @@ gd_segment_list_size(const gd_segment_header *header)
     return header->slots == NULL ? 0 : GD_LISTED_SLOT * header->blocks;
 }
 
-/* Whether the segment has the block of this slot. */
+/* Returns whether the segment has the block of this slot. */
 bool gd_segment_has_slot(const gd_segment_header *header, uint32_t slot);
 
 /* Fills out[0..GD_SEGMENT_HEADER), including the checksum over all behind the

@@ -3,7 +3,7 @@
  * sha256mb.c - see sha256mb.h.
  *
  * The library takes jobs one by one.  It works when all lanes are full, or when
- * it is told to flush.  It wants a message in one piece, so a scope's id is
+ * a caller flushes it.  It wants a message in one piece, so a scope's id is
  * copied in front of a copy of the block.  That costs a thirtieth of hashing
  * the block.
  */

@@ -72,7 +72,7 @@ typedef struct clusters {
     uint32_t *last; /* of a cluster, which has the number of its first block */
 } clusters;
 
-/* Where the table has the value, or where to put it. */
+/* Returns where the table has the value, or where to put it. */
 static place *
 find_place(const clusters *c, int feature, uint32_t value)
 {

@@ -38,7 +38,7 @@ typedef struct gd_volume_counters {
     uint64_t duplicate;   /* found to be stored already, */
     uint64_t zero;        /* found to be zeros */
     uint64_t overwritten; /* written again before a checkpoint */
-    uint64_t skipped;     /* stored without a look-up, as a hint said */
+    uint64_t skipped;     /* stored without a look-up, because of a hint */
     uint64_t prefetches;  /* fingerprint stores that were prefetched */
     uint64_t prefetched;  /* found to be duplicates in such stores */
 } gd_volume_counters;
@@ -68,7 +68,7 @@ typedef struct gd_volume_head {
     gd_volume_counters counters;
 } gd_volume_head;
 
-/* Where the records begin. */
+/* Returns where the records begin. */
 static inline uint64_t
 gd_volume_head_records_start(uint32_t marks)
 {
@@ -76,7 +76,7 @@ gd_volume_head_records_start(uint32_t marks)
     return GD_VOLUME_HEAD + (bytes + 4095) / 4096 * 4096;
 }
 
-/* How many parts the volume has. */
+/* Returns how many parts the volume has. */
 static inline uint64_t
 gd_volume_head_parts(const gd_volume_head *head)
 {

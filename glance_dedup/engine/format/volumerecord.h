@@ -30,7 +30,7 @@ typedef struct gd_record {
     uint64_t checksum; /* of the data */
 } gd_record;
 
-/* What the record takes in the journal. */
+/* Returns the bytes that the record takes in the journal. */
 static inline uint64_t
 gd_record_size(const gd_record *record)
 {

@@ -17,8 +17,8 @@ typedef struct gd_kv_calls {
     gd_status (*put)(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                      gd_error *err);
     gd_status (*commit)(gd_kv *kv, gd_error *err);
-    /* What was put later is never in the store without what was put earlier,
-     * whenever a crash comes. */
+    /* A later pair is never in the store without all earlier ones, whenever a
+     * crash comes. */
     bool keeps_order;
 } gd_kv_calls;
 

@@ -4,8 +4,8 @@
  * through a cache (dtbpage.h, pagecache.h).
  *
  * A key lies in the page that its hash names, or, if that one was full, in one
- * of those after it.  A page says whether it was ever full, so
- * that one read mostly tells that a key is absent.
+ * of those after it.  A page records whether it was ever full, so that one read
+ * mostly proves that a key is absent.
  *
  * The file is locked as long as it is open: it serves one process.  Its space
  * is not reserved, so a put or a commit may fail with GD_NOSPACE.
@@ -53,7 +53,7 @@ dtb_commit(gd_kv *kv, gd_error *err)
     return gd_pagecache_sync(of(kv)->cache, err);
 }
 
-/* Where a key is, or may be put. */
+/* Place of a key, or the one where it may be put. */
 typedef struct spot {
     uint64_t page; /* with the key; 0: absent */
     int place;
@@ -170,8 +170,8 @@ static const gd_kv_calls CALLS = {
     dtb_close, dtb_get, dtb_put, dtb_commit, false,
 };
 
-/* Where the file system has no direct I/O, the kernel's page cache is used,
- * too. */
+/* Opens the file for direct I/O; if the file system has none, through the
+ * kernel's page cache. */
 static gd_status
 open_file(dtb *t, gd_error *err)
 {
@@ -208,7 +208,7 @@ lock_file(dtb *t, struct stat *st, gd_error *err)
 }
 
 static gd_status
-make_anew(dtb *t, uint8_t *header, uint64_t size, gd_error *err)
+make_empty(dtb *t, uint8_t *header, uint64_t size, gd_error *err)
 {
     const gd_env *env = t->kv.env;
     int rc = env->random(env, &t->seed, sizeof t->seed);
@@ -239,7 +239,7 @@ take_header(dtb *t, const struct stat *st, uint8_t *page, gd_error *err)
             return GD_OK;
         }
     }
-    return make_anew(t, page, size, err);
+    return make_empty(t, page, size, err);
 }
 
 static gd_status

@@ -37,7 +37,7 @@ enum {
     GD_DTB_KEYS = 255, /* in a page */
 };
 
-/* How many pages the store has behind the header. */
+/* Returns how many pages the store has behind the header. */
 uint64_t gd_dtb_pages(uint64_t capacity);
 
 void gd_dtbpage_encode_header(uint8_t page[GD_DTB_PAGE],
@@ -55,7 +55,7 @@ bool gd_dtbpage_is_valid(const uint8_t *page, uint64_t number, uint64_t seed);
 /* The page that a key belongs to, from 1 to pages. */
 uint64_t gd_dtbpage_home(uint64_t key, uint64_t seed, uint64_t pages);
 unsigned gd_dtbpage_count(const uint8_t *page);
-/* Whether the next page must be searched, too. */
+/* Returns whether the next page must be searched, too. */
 bool gd_dtbpage_overflows(const uint8_t *page);
 void gd_dtbpage_set_overflows(uint8_t *page);
 /* The place of the key, or -1. */

@@ -3,9 +3,9 @@
  * kv.h - key-value stores for hints, with one interface for all backends.
  *
  * A store leads from a key, the first 8 bytes of a fingerprint, to an address.
- * These are the sparse stores of Dmdedup (Tarasov et al., OLS 2014).  A value is
- * 64 bits and never 0: 0 says that a key is absent.  The last value put for a
- * key is the one that counts.
+ * These are the sparse stores of Dmdedup (Tarasov et al., OLS 2014).  A value
+ * is 64 bits and never 0: 0 means that a key is absent.  The last value put for
+ * a key is the one that counts.
  *
  * Everything in a store is a hint: the caller verifies what it finds (I5).  A
  * store may therefore lose keys in a crash, and drop keys above its capacity.
@@ -48,8 +48,8 @@ typedef struct gd_kv_pair {
     uint64_t value;
 } gd_kv_pair;
 
-/* Counts since the store was opened.  LMDB and LevelDB do not tell what they
- * read and write: those counts stay 0. */
+/* Counts since the store was opened.  LMDB and LevelDB do not report their
+ * reads and writes: those counts stay 0. */
 typedef struct gd_kv_stats {
     uint64_t gets; /* keys asked for, and found among them */
     uint64_t found;
@@ -74,10 +74,9 @@ bool gd_kv_backend_parse(const char *name, gd_kv_backend *backend);
 
 /* Opens the store at path, or makes an empty one.  The directory must exist.
  * INRAM uses no path.  A store that is damaged, or was made with other options,
- * is removed, and an empty one is made.  GD_BUSY: another process has it (all but LMDB), or
- * this one.
- * GD_DENIED: what is at path is no file of this user alone.  GD_NOTFOUND: a
- * library is missing; the error names its package. */
+ * is removed, and an empty one is made.  GD_BUSY: another process has it (all
+ * but LMDB), or this one.  GD_DENIED: the file at path is not of this user
+ * alone.  GD_NOTFOUND: a library is missing; the error names its package. */
 gd_status gd_kv_open(const gd_env *env, gd_kv_backend backend,
                      const char *path, const gd_kv_options *options,
                      gd_kv **kv, gd_error *err);
@@ -98,9 +97,9 @@ gd_status gd_kv_get_batch(gd_kv *kv, const uint64_t *keys, uint64_t *values,
  * 0. */
 gd_status gd_kv_put_batch(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                           gd_error *err);
-/* The same, but no crash leaves one of these pairs in the store without all that
- * was put before.  The next commit makes both durable: in one step with LMDB,
- * while DTB commits what was put before first. */
+/* The same, but no crash leaves one of these pairs in the store without all
+ * earlier ones.  The next commit makes both durable: in one step with LMDB,
+ * while DTB commits the earlier ones first. */
 gd_status gd_kv_put_behind(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                            gd_error *err);
 /* Makes all puts durable.  After a failed sync each later call

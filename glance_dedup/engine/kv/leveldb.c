@@ -100,7 +100,8 @@ load_library(library *lib, gd_error *err)
     return GD_OK;
 }
 
-/* LevelDB tells errors by sentences; what, which is freed, is one or NULL. */
+/* LevelDB reports errors as sentences; `what`, which is freed, is one or
+ * NULL. */
 static gd_status
 check(leveldb *t, char *what, gd_error *err)
 {
@@ -207,8 +208,8 @@ static const gd_kv_calls CALLS = {
     true, /* the log is read up to where it breaks off */
 };
 
-/* A quarter of the cache's budget holds what was written last; LevelDB may have
- * two such buffers. */
+/* A quarter of the cache's budget holds the last writes; LevelDB may have two
+ * such buffers. */
 static void
 make_options(leveldb *t)
 {

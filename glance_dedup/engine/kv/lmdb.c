@@ -11,9 +11,9 @@
  * number of its process id.
  *
  * LMDB reads pages of the file through a mapping, without checksums, and trusts
- * what is in them.  What can be checked is checked here: whose file it is, and
- * that it has all the pages that its root page counts.  The library makes its
- * system calls itself, and its cache is the kernel's.
+ * their content.  This file checks the owner of the file, and that it has all
+ * the pages that its root page counts.  The library makes its system calls
+ * itself, and its cache is the kernel's.
  */
 #include "engine/kv/backend.h"
 
@@ -124,7 +124,7 @@ key_of(const uint64_t *key)
     return (MDB_val){sizeof *key, (void *)key};
 }
 
-/* What is being written is read, too. */
+/* Pairs that are being written are read, too. */
 static int
 begin_reading(lmdb *t, MDB_txn **txn)
 {

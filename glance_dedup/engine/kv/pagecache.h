@@ -20,7 +20,7 @@ enum { GD_PAGECACHE_MIN = 8 }; /* pages in memory, whatever the budget */
 
 typedef struct gd_pagecache gd_pagecache;
 
-/* What the cache works on; all of it stays the caller's. */
+/* Objects that the cache uses; all of them stay the caller's. */
 typedef struct gd_pagecache_file {
     int fd;
     const char *name;

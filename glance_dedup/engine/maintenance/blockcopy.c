@@ -123,7 +123,7 @@ note_pair(gd_block_copy *copy, uint64_t old, gd_address to,
     return GD_OK;
 }
 
-/* A damaged entry still says which block it described. */
+/* A damaged entry still has its block's fields. */
 static gd_status
 read_spare(gd_block_copy *copy, const gd_entry *entry,
            const uint8_t **data, bool *had, gd_error *err)
@@ -140,7 +140,7 @@ read_spare(gd_block_copy *copy, const gd_entry *entry,
 }
 
 /* *had: the block was read and verified, here or from its spare copy.  Returns
- * an error only if that says nothing about the block. */
+ * an error only if its cause is not the block. */
 static gd_status
 read_block(gd_block_copy *copy, gd_address address, gd_entry *entry,
            const uint8_t **data, bool *had, gd_error *err)

@@ -2,10 +2,10 @@
 /*
  * diskwindow.h - ranges of a group's file as the disk has them.
  *
- * The page cache hides what has happened to the disk below it.  So the file is
- * read past it, if the file system knows direct reads.  Otherwise the page
- * cache is asked to drop the range first.  It then keeps pages that are dirty
- * or mapped by somebody.
+ * The page cache hides changes of the disk below it.  So the file is read past
+ * it, if the file system knows direct reads.  Otherwise the page cache is
+ * advised to drop the range first.  It then keeps pages that are dirty or
+ * mapped by somebody.
  *
  * One thread fills a window.  Then others may read what it has.
  */

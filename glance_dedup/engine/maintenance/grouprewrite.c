@@ -45,7 +45,7 @@ typedef struct run {
 struct gd_group_rewrite {
     gd_leased_group *leased;
     bool cold; /* the new file is to be of a cold group */
-    bool anew; /* everything is compressed again, so: */
+    bool again; /* everything is compressed again, so: */
     gd_packing packing;
     gd_spool_writer file;
     gd_group target;   /* the new file, as a group */
@@ -199,7 +199,7 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
     }
     r->leased = leased;
     r->cold = cold;
-    r->anew = packing != NULL;
+    r->again = packing != NULL;
     if (packing != NULL) {
         r->packing = *packing;
         r->packing.level = gd_codec_real_level(packing->codec, packing->level);
@@ -228,9 +228,9 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
 
 /* ---- chunking ---- */
 
-/* Whether two neighbours in the order go into one segment.  Blocks that no
- * codec made smaller stay with their like, so that a quick level can find this
- * out again. */
+/* Returns whether two neighbours in the order go into one segment.  Blocks that
+ * no codec made smaller stay with their like, so that a quick level can find
+ * this out again. */
 static bool
 goes_with(const gd_group_rewrite *r, uint32_t before, uint32_t slot)
 {
@@ -239,7 +239,7 @@ goes_with(const gd_group_rewrite *r, uint32_t before, uint32_t slot)
     if (!r->target.bounds.has_lists && slot != before + 1) {
         return false;
     }
-    return r->anew ? (one->codec == GD_CODEC_NONE) ==
+    return r->again ? (one->codec == GD_CODEC_NONE) ==
                          (next->codec == GD_CODEC_NONE)
                    : one->segment == next->segment;
 }
@@ -268,7 +268,7 @@ cut_run(gd_group_rewrite *r, uint32_t from, run *one)
     uint32_t left = r->source.count - from;
     uint32_t most = GD_SEGMENT_MAX; /* of the old segment: overlapping entries
                                      * are not ours */
-    if (r->anew) {
+    if (r->again) {
         most = gd_segment_joined(r->leased->repo->params.segment_size);
     }
     *one = (run){.slots = slots, .count = 1,
@@ -352,8 +352,9 @@ take_blocks(gd_group_rewrite *r, run *one)
     }
 }
 
-/* Whether the run is exactly this segment, down to its checksum.  A segment
- * whose stored bytes do not fit in the run's place was not written by us. */
+/* Returns whether the run is exactly this segment, down to its checksum.  A
+ * segment whose stored bytes do not fit in the run's place was not written by
+ * us. */
 static bool
 is_whole(const gd_group_rewrite *r, const gd_decoder *w, const run *one,
          const gd_segment_header *old)
@@ -411,10 +412,10 @@ compress(const gd_group_rewrite *r, gd_decoder *w, const run *one,
 {
     bool was_plain =
         r->leased->entries[one->slots[0]].codec == GD_CODEC_NONE;
-    int level = r->anew ? r->packing.level : kept_level(r->leased, codec);
+    int level = r->again ? r->packing.level : kept_level(r->leased, codec);
     int quick = gd_codec_quick_level(level);
     *stored = 0;
-    if (r->anew && was_plain && quick != level) {
+    if (r->again && was_plain && quick != level) {
         gd_status s = gd_codec_compress(w->coder, codec, quick, one->plain,
                                         one->length, out, stored, err);
         if (s != GD_OK || *stored == 0) {
@@ -429,7 +430,7 @@ compress(const gd_group_rewrite *r, gd_decoder *w, const run *one,
 static gd_status
 pack(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
 {
-    gd_codec codec = r->anew ? r->packing.codec
+    gd_codec codec = r->again ? r->packing.codec
                              : (gd_codec)r->leased->entries[one->slots[0]].codec;
     bool is_listed = !is_consecutive(one);
     for (uint32_t i = 0; is_listed && i < one->count; i++) {
@@ -450,7 +451,7 @@ pack(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
     return s;
 }
 
-/* What follows the header of a run: the list, and the stored bytes. */
+/* The list behind the header of a run, and the stored bytes. */
 static void
 behind_header(const run *one, struct iovec pieces[2])
 {
@@ -469,7 +470,7 @@ gather_task(void *arg, size_t task, unsigned number)
     gd_decoder *w = &r->source.workers[number];
     /* Here, since a strong codec takes long for a bundle. */
     one->status = gd_group_rewrite_require_room(r, &one->err);
-    if (one->status == GD_OK && r->anew) {
+    if (one->status == GD_OK && r->again) {
         take_blocks(r, one);
     } else if (one->status == GD_OK) {
         one->status = fetch_segment(r, w, one, &one->err);
@@ -487,8 +488,9 @@ gather_task(void *arg, size_t task, unsigned number)
 
 /* ---- the pool's part: reading back ---- */
 
-/* Whether others will read the verified blocks, whatever a codec or memory did
- * to them.  Whether the disk has them, only a later reading can tell. */
+/* Verifies that others will read the verified blocks, whatever a codec or
+ * memory did to them.  Only a later reading can show whether the disk has
+ * them. */
 static gd_status
 read_back(const gd_group_rewrite *r, gd_decoder *w, const run *one,
           gd_error *err)
@@ -598,7 +600,7 @@ complete_file(gd_group_rewrite *r, gd_error *err)
     *record = r->leased->published;
     record->flags |= GD_GROUP_UNSETTLED;
     record->end = r->end;
-    if (r->anew) {
+    if (r->again) {
         record->codec = (uint8_t)r->packing.codec;
         record->level = (uint8_t)r->packing.level;
         record->similar = r->packing.similar;

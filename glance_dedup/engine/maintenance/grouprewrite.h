@@ -68,9 +68,10 @@ gd_status gd_group_rewrite_open(gd_leased_group *leased,
 /* Discards the file unless it took the old one's place. */
 void gd_group_rewrite_close(gd_group_rewrite *rewriting);
 
-/* Whether to go on.  GD_BUSY, with a message, if a collector has announced that
- * it wants the group, and does not have it already; GD_NOSPACE if nothing can be
- * stored any more: closing the rewrite gives its space back. */
+/* Returns GD_OK if the rewrite may go on.  GD_BUSY, with a message, if a
+ * collector has announced that it wants the group, and does not have it
+ * already; GD_NOSPACE if nothing can be stored any more: closing the rewrite
+ * gives its space back. */
 gd_status gd_group_rewrite_require_room(const gd_group_rewrite *rewriting,
                                         gd_error *err);
 /* Reads or writes the next few MiB, with all threads.  Every block is verified by its
@@ -79,7 +80,7 @@ gd_status gd_group_rewrite_require_room(const gd_group_rewrite *rewriting,
  * segment whether to go on.  After an error the rewrite can only be closed. */
 gd_status gd_group_rewrite_step(gd_group_rewrite *rewriting, bool *done,
                                 uint64_t *cost, gd_error *err);
-/* How many slots were processed. */
+/* Returns how many slots were processed. */
 uint32_t gd_group_rewrite_slots(const gd_group_rewrite *rewriting);
 /* Disk bytes of the old file, and of the new one.  REQUIRES: it is complete. */
 gd_status gd_group_rewrite_sizes(const gd_group_rewrite *rewriting,

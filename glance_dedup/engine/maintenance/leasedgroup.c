@@ -159,12 +159,12 @@ gd_leased_group_close(gd_leased_group *leased)
     gd_locks_unlease(repo->locks, number);
 }
 
-/* The same, seen through a file opened anew: through one that was open before,
- * some file systems show what it contained then (env.h, `renew`).  If the name
+/* The same, seen through a newly opened file: through one that was open before,
+ * some file systems show its former content (env.h, `renew`).  If the name
  * leads to a rewritten file since it was asked for, the checksum is another,
  * since the generation is. */
 static gd_status
-see_group_anew(const gd_leased_group *leased, uint64_t *checksum, gd_error *err)
+see_group_again(const gd_leased_group *leased, uint64_t *checksum, gd_error *err)
 {
     gd_repo *repo = leased->repo;
     gd_group *group;
@@ -186,7 +186,7 @@ gd_leased_group_require_unchanged(const gd_leased_group *leased, gd_error *err)
         s = gd_group_revalidate_name(leased->group, leased->repo->root, err);
     }
     if (s == GD_OK) {
-        s = see_group_anew(leased, &now, err);
+        s = see_group_again(leased, &now, err);
     }
     return s == GD_OK && now != leased->seen
                ? gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had "

@@ -78,7 +78,8 @@ start_of(const gd_extent *extent)
     return gd_address_number((gd_address){extent->group, extent->slot});
 }
 
-/* Whether the pair's old address lies in the extent; if so, at which block. */
+/* Returns whether the pair's old address lies in the extent; if so, at which
+ * block. */
 static bool
 pair_in(const gd_merge *merge, size_t pair, const gd_extent *extent,
         uint32_t *block)
@@ -449,7 +450,7 @@ close_writing(gd_merge *merge)
     merge->entries = merge->new_entries = NULL;
 }
 
-/* The header keeps what it says about the upload; the transaction id is M's. */
+/* The header keeps its fields of the upload; the transaction id is M's. */
 static gd_status
 finish_recipe(gd_merge *merge, gd_error *err)
 {

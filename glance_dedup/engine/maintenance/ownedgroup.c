@@ -145,7 +145,7 @@ next_generation(gd_owned_group *owned, gd_error *err)
 }
 
 /* Writes the entries that differ from those in the file, and all freed ones.
- * If an fdatasync failed under an earlier collector, pages look written but are
+ * If an fdatasync failed under an earlier collector, pages seem written but are
  * not, so freed entries must be written again. */
 static gd_status
 write_changes(const gd_owned_group *owned, const gd_entry *entries,
@@ -293,8 +293,8 @@ needed_ranges(const gd_leased_group *leased, range **out, size_t *count,
 }
 
 /* Gives back the whole file-system blocks within [from, to).  Returns false on
- * an error, or if the file system cannot do it (*rc tells).  Then the space
- * comes back when the group is rewritten. */
+ * an error, or if the file system cannot do it (*rc is the reason).  Then the
+ * space comes back when the group is rewritten. */
 static bool
 punch_within(const gd_group *group, uint64_t block, uint64_t from, uint64_t to,
              int *rc)
@@ -430,7 +430,7 @@ gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
 /* ---- damage ---- */
 
 /* Reads the segment's bytes as far as possible; the others are zeros.  An error
- * says nothing about them. */
+ * does not mean that they are damaged. */
 static gd_status
 salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length,
         gd_error *err)
@@ -493,7 +493,7 @@ quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
     return s;
 }
 
-/* Whether an earlier one of the slots belongs to the same segment. */
+/* Returns whether an earlier one of the slots belongs to the same segment. */
 static bool
 is_repeated(const gd_leased_group *leased, const uint32_t *slots, size_t at)
 {
@@ -596,8 +596,8 @@ gd_owned_group_keep_writers_out(gd_owned_group *owned, gd_error *err)
     return s;
 }
 
-/* Whether a slot's entry forbids removal.  A published entry that is void or
- * freed does not. */
+/* Returns whether a slot's entry forbids removal.  A published entry that is
+ * void or freed does not. */
 static bool
 is_in_the_way(const gd_leased_group *leased, uint32_t slot)
 {

@@ -18,12 +18,12 @@
  * generation is durable before an entry changes, since a store cached by
  * another host outlives our crash.  It is a random number: a generation that
  * others saw may still be lost, and must then not be given to other entries.
- * The first fdatasync makes the previous record durable, whoever wrote it.  So
- * if the next write is torn, the group falls back to the last generation, not
- * to an older one.
+ * The first fdatasync makes the previous record durable, also another
+ * process's.  So if the next write is torn, the group falls back to the last
+ * generation, not to an older one.
  *
  * Belongs to one thread.  After an error only gd_owned_group_close may be
- * called; the next holder reads what is on the disk.
+ * called; the next holder reads the disk's content.
  */
 #ifndef GD_OWNEDGROUP_H
 #define GD_OWNEDGROUP_H
@@ -70,7 +70,7 @@ gd_status gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes,
                                gd_error *err);
 
 /* Bytes of the segments that have a live block, and how many of these bytes a
- * rewrite would keep, as far as the entries tell. */
+ * rewrite would keep, as far as the entries show it. */
 gd_status gd_owned_group_live_bytes(const gd_owned_group *owned,
                                     uint64_t *bytes, uint64_t *kept,
                                     gd_error *err);
@@ -90,11 +90,11 @@ gd_status gd_owned_group_mark_damaged(gd_owned_group *owned,
 gd_status gd_owned_group_keep_writers_out(gd_owned_group *owned,
                                           gd_error *err);
 
-/* Whether no slot is live, damaged, invalid or unpublished. */
+/* Returns whether no slot is live, damaged, invalid or unpublished. */
 bool gd_owned_group_is_empty(const gd_owned_group *owned);
 
 /* Removes the group if it is empty.  The group with the highest number stays,
- * since new numbers are counted from it (placeholder.h).  *removed tells. */
+ * since new numbers are counted from it (placeholder.h).  *removed: it was. */
 gd_status gd_owned_group_unlink(gd_owned_group *owned, bool *removed,
                                 gd_error *err);
 

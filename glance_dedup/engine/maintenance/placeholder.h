@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * placeholder.h - what is left of an empty group whose number must stay.
+ * placeholder.h - the rest of an empty group whose number must stay.
  *
  * New numbers are counted from the highest, so the group that has it is never
  * removed, however empty (ownedgroup.h).  But its file may be replaced by one

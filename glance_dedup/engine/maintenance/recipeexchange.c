@@ -22,7 +22,7 @@ link_unique(const gd_repo *repo, const char *from, gd_spool_kind kind,
                   : GD_OK;
 }
 
-/* N10.6.  M keeps its own name, too, which tells the accounting that M is
+/* N10.6.  M keeps its own name, too, by which the accounting knows that M is
  * counted.  On a network file system that repeats requests, a rename may
  * succeed and report an error.  So what the name leads to decides. */
 static gd_status
@@ -59,7 +59,7 @@ exchange_locked(const gd_repo *repo, const gd_recipe *old,
         return GD_OK;
     }
     /* N10.5: from here on the entry stays, whatever fails.  The accounting can
-     * tell an unfinished merge from a finished one (N4.6). */
+     * distinguish an unfinished merge from a finished one (N4.6). */
     GD_TRY(link_unique(repo, old->name, GD_SPOOL_REPLACED, o, err));
     GD_TRY(gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err));
     GD_TRY(rename_over(repo, old, m, done, err)); /* N10.6 */

@@ -42,12 +42,12 @@ gd_status gd_rewrite_source_open(gd_rewrite_source *source,
                                  const gd_packing *packing, gd_error *err);
 void gd_rewrite_source_close(gd_rewrite_source *source);
 
-/* How many threads: the pool's, and the one that waits for them. */
+/* Returns how many threads: the pool's, and the one that waits for them. */
 unsigned gd_rewrite_source_workers(const gd_rewrite_source *source);
 
 /* Goes to the next window.  One that is loaded has no order yet. */
 gd_status gd_rewrite_source_advance(gd_rewrite_source *source, gd_error *err);
-/* Whether the window is complete: loaded, and with an order. */
+/* Returns whether the window is complete: loaded, and with an order. */
 bool gd_rewrite_source_ready(const gd_rewrite_source *source);
 /* Loads the next few MiB of the window, with all threads, and after the last
  * ones finds the order.  *read: bytes from the disk. */

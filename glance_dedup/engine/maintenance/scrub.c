@@ -20,7 +20,7 @@ typedef struct place {
     uint32_t index; /* its slot minus the first */
 } place;
 
-/* What one thread needs, and what it found. */
+/* Memory of one thread, and its findings. */
 typedef struct lane {
     gd_decoder decoder;
     const uint8_t *plain; /* of the current segment */
@@ -54,7 +54,8 @@ typedef struct portion {
     gd_job job;
 } portion;
 
-/* Whether the error comes from the disk or the file, not from the machine. */
+/* Returns whether the error comes from the disk or the file, not from the
+ * machine. */
 static bool
 is_damage(gd_status s, const gd_error *err)
 {
@@ -116,16 +117,16 @@ by_segment(const void *a, const void *b)
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* Whether this reading judges the slot.  The first judges all; the second
- * judges those that the first found bad. */
+/* Returns whether this reading judges the slot.  The first judges all; the
+ * second judges those that the first found bad. */
 static bool
 is_asked(const scrub *x, uint32_t index, bool again)
 {
     return !again || x->verdicts[index] >= GD_VERDICT_WORN;
 }
 
-/* Whether the block is to be judged by its bytes.  No object need be asked for
- * those that lie behind its end. */
+/* Returns whether the block is to be judged by its bytes.  No object need be
+ * asked for those that lie behind its end. */
 static bool
 is_within(const scrub *x, const gd_entry *entry)
 {
@@ -279,7 +280,7 @@ judge_segment(const portion *p, lane *l, const place *places, size_t count,
 
 /* ---- windows ---- */
 
-/* How many places, from the first, name the same segment. */
+/* Returns how many places, from the first, name the same segment. */
 static size_t
 same_segment(const place *places, size_t count)
 {

@@ -28,7 +28,8 @@ typedef enum gd_verdict {
     GD_VERDICT_INVALID = 4, /* its entry does not verify */
 } gd_verdict;
 
-/* Which blocks are read.  Of the others only the entries are judged. */
+/* Choice of the blocks that are read.  Of the others only the entries are
+ * judged. */
 typedef struct gd_scrub_extent {
     uint64_t begin, end; /* their segments begin there */
 } gd_scrub_extent;

@@ -21,7 +21,7 @@ void gd_address_reader_close(gd_address_reader *reader);
 
 /* *data has entry->plain_length bytes.  The reader owns it, and it is valid
  * until the next call.  If the block is GD_CORRUPT, entry is still filled in as
- * far as it could be read; its state tells what the block is. */
+ * far as it could be read; its state describes the block. */
 gd_status gd_address_reader_read(gd_address_reader *reader, gd_address address,
                                  gd_entry *entry, const uint8_t **data,
                                  gd_error *err);

@@ -20,16 +20,16 @@ typedef struct gd_compare gd_compare;
 gd_status gd_compare_open(gd_repo *repo, gd_compare **compare, gd_error *err);
 void gd_compare_close(gd_compare *compare);
 
-/* Whether the published block at this address is live and has this fingerprint
- * and these bytes.  A block with any fault counts as unequal.  So does a cold
- * one that the object store does not give within seconds, and from then on
- * every cold one.
+/* Returns whether the published block at this address is live and has this
+ * fingerprint and these bytes.  A block with any fault counts as unequal.  So
+ * does a cold one that the object store does not give within seconds, and from
+ * then on every cold one.
  * REQUIRES: the group's shared lock, until gd_compare_close. */
 bool gd_compare_block(gd_compare *compare, gd_address address,
                       const gd_fingerprint *fp, const uint8_t *data,
                       uint32_t length);
-/* Whether the block that the entry describes has these bytes.  The block was
- * appended to this group; data has entry->plain_length bytes. */
+/* Returns whether the block that the entry describes has these bytes.  The
+ * block was appended to this group; data has entry->plain_length bytes. */
 bool gd_compare_entry(gd_compare *compare, const gd_group *group,
                       const gd_entry *entry, uint32_t slot,
                       const uint8_t *data);

@@ -142,8 +142,8 @@ take_cached(const gd_fetch *fetch, const gd_want *wants, size_t count,
 
 /* ---- from the disk ---- */
 
-/* Where the segment is to be decoded to: the cache, the place where the taker
- * wants it, or the thread's own buffer. */
+/* Returns where the segment is to be decoded to: the cache, the place where the
+ * taker wants it, or the thread's own buffer. */
 static uint8_t *
 place_of(const gd_fetch *fetch, const gd_scratch *scratch,
          const gd_want *wants, size_t count, const gd_segment_header *header,
@@ -290,7 +290,7 @@ take_bundle(bundle *b, gd_error *err)
     return b->status;
 }
 
-/* Whether the bundle is full. */
+/* Returns whether the bundle is full. */
 static bool
 add_to_bundle(bundle *b, const gd_want *wants, size_t count, uint64_t end)
 {
@@ -399,7 +399,7 @@ take_damaged(gd_fetch *fetch, gd_error *err)
     return s;
 }
 
-/* Describes what is wrong with a block that was read alone. */
+/* Describes the damage of a block that was read alone. */
 static gd_status
 say_damaged(const gd_fetch *fetch, const gd_want *want, gd_status s,
             gd_error *err)
@@ -459,7 +459,7 @@ take_carefully(gd_fetch *fetch, gd_error *err)
 
 /* ---- all of it ---- */
 
-/* How ranges are read.  Each way is tried after the one before failed. */
+/* Ways to read ranges.  Each way is tried after the one before failed. */
 typedef enum way {
     AS_CACHED, /* open files and cached segments */
     AFRESH,    /* files looked up by name, segments from the disk */
@@ -467,7 +467,7 @@ typedef enum way {
     WAYS,
 } way;
 
-/* What was read may have been wrong in this host's slices only. */
+/* Bytes may have been wrong in this host's slices only. */
 static void
 forget_slices(const gd_plan *plan)
 {
@@ -479,8 +479,8 @@ forget_slices(const gd_plan *plan)
     }
 }
 
-/* Whether a cold group has another file under its name now, which may name
- * another object. */
+/* Returns whether a cold group has another file under its name now, which may
+ * name another object. */
 static bool
 is_replaced(const gd_plan *plan)
 {

@@ -4,11 +4,11 @@
  * verified.
  *
  * Each block is verified against its checksum before it is handed out (I7).  If
- * a block looks damaged, it is read again.  First the group's file is looked up
- * by name: a cached file may have been replaced by a rewriting of the group,
- * and then lacks what was appended since, or names an object that is gone.
- * Then the blocks are read one by one, and the spare copy replaces one that is
- * damaged.  Belongs to one thread.
+ * a block seems damaged, it is read again.  First the group's file is opened by
+ * name again: a cached file may have been replaced by a rewriting of the group,
+ * and then lacks later segments, or names an object that is gone.  Then the
+ * blocks are read one by one, and the spare copy replaces one that is damaged.
+ * Belongs to one thread.
  */
 #ifndef GD_FETCH_H
 #define GD_FETCH_H
@@ -27,8 +27,8 @@ typedef struct gd_taker {
      * cache.  If parallel is set, threads of the pool call this for several
      * segments at once. */
     bool parallel;
-    /* Where a segment of so many bytes may be decoded to, before it is
-     * verified; NULL: nowhere.  May be NULL. */
+    /* Returns memory to which a segment of so many bytes may be decoded, before
+     * it is verified; NULL: none.  May be NULL. */
     uint8_t *(*place)(void *arg, const gd_want *wants, size_t count,
                       uint32_t plain_length);
     gd_status (*segment)(void *arg, const gd_want *wants, size_t count,

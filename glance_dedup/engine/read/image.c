@@ -139,7 +139,7 @@ take_segment(void *arg, const gd_want *wants, size_t count,
     return GD_OK;
 }
 
-/* How many bytes of a range lie in the image. */
+/* Returns how many bytes of a range lie in the image. */
 static uint64_t
 clip(const gd_image *image, uint64_t offset, uint64_t length)
 {

@@ -38,8 +38,8 @@ const gd_recipe_header *gd_image_header(const gd_image *image);
 gd_status gd_image_read(gd_image *image, uint8_t *out, size_t length,
                         uint64_t offset, size_t *done, gd_error *err);
 
-/* *zeros says whether a range, which lies in the image, is known to be zeros
- * without reading any block. */
+/* Sets *zeros if a range, which lies in the image, is known to be zeros without
+ * reading any block. */
 gd_status gd_image_is_zeros(gd_image *image, gd_range range, bool *zeros,
                             gd_error *err);
 

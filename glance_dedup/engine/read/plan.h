@@ -31,7 +31,7 @@ typedef struct gd_want {
 typedef struct gd_plan {
     gd_repo *repo;
     const gd_recipe *recipe;
-    bool fresh; /* look group files up by name again */
+    bool fresh; /* open group files by name again */
     bool asked; /* the read was asked for ahead, and counted (readahead.h) */
     bool whole; /* accept only whole blocks: GD_INVALID otherwise */
     uint64_t most;     /* the limits: bytes of blocks in all, */

@@ -30,7 +30,7 @@ enum {
     ASK_ONCE = 512 << 10,
 };
 
-/* How much of a group's store was asked for. */
+/* Parts of a group's store that were requested. */
 enum { SOME_ENTRIES = 1, WHOLE_STORE = 2 };
 
 /* The wanted part of an extent. */
@@ -255,7 +255,7 @@ note_segments(step *step, const gd_group *group, const piece *piece)
 }
 
 /* Consecutive blocks were mostly stored in this order: then the first and the
- * last tell where all of them are.  Returns false if they do not. */
+ * last give the places of all.  Returns false if they do not. */
 static bool
 note_ends(step *step, const gd_group *group, const piece *piece)
 {
@@ -326,8 +326,8 @@ ask_segments(step *step, const gd_group *group, const piece *pieces,
     ask_stretches(step, group);
 }
 
-/* The pieces are all of one group.  cold: whether what is asked for is segments
- * in objects; otherwise it is what lies on the disk. */
+/* The pieces are all of one group.  cold: the requested bytes are segments in
+ * objects; otherwise they are on the disk. */
 static void
 ask_group(step *step, piece *pieces, size_t count, bool cold)
 {
@@ -387,7 +387,7 @@ choose_cold(step *step)
 
 /* ---- how far ---- */
 
-/* Asks for what follows offset; returns where that ends. */
+/* Requests the bytes behind offset; returns their end. */
 static uint64_t
 go_ahead(gd_readahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
          bool reading_on)
@@ -413,8 +413,8 @@ go_ahead(gd_readahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
     return to;
 }
 
-/* How much to ask for before this range is read.  0: nothing, since it was
- * asked for before, or another thread is asking. */
+/* Returns how much to request before this range is read.  0: nothing, since it
+ * was requested before, or another thread is requesting it. */
 static uint64_t
 choose_span(gd_readahead *ahead, uint64_t offset, uint64_t length)
 {

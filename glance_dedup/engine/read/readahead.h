@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * readahead.h - asks the kernel to read parts of an image ahead of their use,
- * in disk order (design.rst, "Reading").
+ * readahead.h - advises the kernel to read parts of an image ahead of their
+ * use, in disk order (design.rst, "Reading").
  *
  * This fills the page cache; plan.h and fetch.h read from there and
  * verify.  So nothing is verified here, and no failure here is an error.  A

@@ -12,7 +12,7 @@
 #include "engine/files/group.h"
 #include "engine/format/fingerprint.h"
 
-/* What one thread needs to read segments and to verify their blocks. */
+/* Memory of one thread that reads segments and verifies their blocks. */
 typedef struct gd_decoder {
     gd_coder *coder;
     gd_hasher *hasher;

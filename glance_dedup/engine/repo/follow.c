@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * follow.c - see follow.h.  position.h says what is known of the groups between
- * two looks.
+ * follow.c - see follow.h.  position.h describes the knowledge of the groups
+ * between two scans.
  *
  * Entries are added before the position moves.  After a kill in between, they
  * are read again.  Hints that are added twice do no harm.  The last ones
@@ -19,14 +19,14 @@
 
 enum {
     LIST_MS = 60 * 1000, /* all groups are listed after so long, at the latest */
-    LOST_AT_ONCE = 16,   /* groups in turn that are read again in one look */
+    LOST_AT_ONCE = 16,   /* groups in turn that are read again in one scan */
 };
 
 typedef struct look {
     gd_repo *repo;
     gd_hintindex *index;
     gd_position position;
-    gd_look shown;        /* what the index shows of the last look */
+    gd_look shown;        /* the last scan, as the index shows it */
     gd_group_list groups; /* without numbers: they were not listed */
     unsigned left;        /* groups that may still be read */
     uint64_t entries;
@@ -57,9 +57,9 @@ gd_follow_is_due(const gd_repo *repo, unsigned ms)
 
 /* ---- one group ---- */
 
-/* A published entry is never empty (I1).  But a file system may show what was
- * there before: JuiceFS reads ahead, and an open file shows what was read then.
- * From the hole on, a later look reads the entries again. */
+/* A published entry is never empty (I1).  But a file system may show former
+ * bytes: JuiceFS reads ahead, and an open file shows the bytes that were read
+ * then.  From the hole on, a later scan reads the entries again. */
 static void
 find_hole(look *l, uint32_t first, uint32_t count, const gd_entry *entries)
 {
@@ -118,9 +118,9 @@ add_foreign(look *l, const gd_group *group, uint32_t first, uint32_t end)
            add_range(l, group, own_end, end);
 }
 
-/* Whether the slot still reads as empty where an earlier look stopped.  Then
- * the rest is left to the next look, and takes nobody's turn: the slot of a
- * group that is damaged stays empty until a scrub. */
+/* Returns whether the slot still reads as empty where an earlier scan stopped.
+ * Then the rest is left to the next scan, and takes no other group's turn: the
+ * slot of a group that is damaged stays empty until a scrub. */
 static bool
 is_hole(const gd_group *group, uint32_t slot)
 {
@@ -129,8 +129,8 @@ is_hole(const gd_group *group, uint32_t slot)
            entry.state == GD_ENTRY_EMPTY;
 }
 
-/* Moves *known to what is published (I1) and could be read.  Returns whether
- * there may be more. */
+/* Moves *known to the published entries (I1) that could be read.  Returns
+ * whether there may be more. */
 static bool
 learn_from(look *l, const gd_group *group, gd_open_group *known)
 {
@@ -236,8 +236,8 @@ find_turn(const look *l)
     return found;
 }
 
-/* One group of those that the list had no room for, from the highest down.
- * Nobody knows what was read of them, so they are read whole.  Those above it
+/* Takes one of the groups for which the list had no room, from the highest
+ * down.  Their position is not known, so they are read whole.  Those above it
  * that are known again need no more turns. */
 static void
 take_turn(look *l)
@@ -270,8 +270,8 @@ look_at_lost(look *l)
 
 /* ---- finding groups ---- */
 
-/* Whether there is a group behind the newest.  New groups get the next number
- * (gd_group_create).  An error counts as yes: listing reports it. */
+/* Returns whether there is a group behind the newest.  New groups get the next
+ * number (gd_group_create).  An error counts as yes: listing reports it. */
 static bool
 has_next(const look *l)
 {
@@ -307,10 +307,10 @@ forget_removed(look *l)
     }
 }
 
-/* Listing 100,000 groups takes longer than all else of a look that finds
- * nothing.  So it is left out where the next number is free: only if groups
- * were made and removed since the last look does that miss one, until the next
- * list. */
+/* Listing 100,000 groups takes longer than all else of a scan that finds
+ * nothing.  So it is left out if the next number is free.  That misses a group,
+ * until the next list, only if groups were made and removed since the last
+ * scan. */
 static gd_status
 list_groups(look *l, gd_error *err)
 {
@@ -338,7 +338,7 @@ drop_list(gd_repo *repo, gd_group_list *list)
     *list = (gd_group_list){0};
 }
 
-/* Goes on with the list that the last look did not finish.  Without it, filling
+/* Goes on with the list that the last scan did not finish.  Without it, filling
  * an index would list all groups once for each few that it reads. */
 static bool
 resume_list(look *l)

@@ -16,19 +16,19 @@ typedef struct gd_followed {
     uint64_t entries;     /* read */
 } gd_followed;
 
-/* Whether no process of the host has looked at the groups in the last so many
- * milliseconds, or the index never reached the newest group.  False without an
- * index. */
+/* Returns whether no process of the host has scanned the groups in the last so
+ * many milliseconds, or the index never reached the newest group.  False
+ * without an index. */
 bool gd_follow_is_due(const gd_repo *repo, unsigned ms);
 
-/* Looks at the groups that may have grown, and at new ones.  Reads the entries
- * that were published since the last look (I1) of so many groups, and adds their
+/* Scans the groups that may have grown, and new ones.  Reads the entries that
+ * were published since the last scan (I1) of so many groups, and adds their
  * hints to the index.  Does nothing without an index, or while another process
  * of the host, or another thread, is doing it.
  *
  * Takes no lock of the repository: what it reads may be out of date, which is
  * good enough for hints.  A group that cannot be read is tried again at each
- * look; a reader of its blocks reports it.  GD_CLOSED after a fork; an error if
+ * scan; a reader of its blocks reports it.  GD_CLOSED after a fork; an error if
  * the groups cannot be listed. */
 gd_status gd_follow(gd_repo *repo, unsigned groups, gd_followed *followed,
                     gd_error *err);

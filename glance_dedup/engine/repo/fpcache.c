@@ -90,8 +90,8 @@ lend_cached_group(gd_fpcache *cache, uint32_t number)
 }
 
 /* Keeps a newly opened file if there is room for it.  On a shared file system,
- * one that was opened for a fresh look is not kept: an open file may show later
- * what it shows now (N13.2), and is read beside the page cache. */
+ * one that was opened for fresh bytes is not kept: an open file may show later
+ * the bytes that it shows now (N13.2), and is read beside the page cache. */
 static void
 keep_group(gd_fpcache *cache, gd_group *group, bool fresh)
 {

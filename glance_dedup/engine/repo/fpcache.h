@@ -41,9 +41,9 @@ void gd_fpcache_drop_removed(gd_fpcache *cache);
 /* Asks the disk to begin reading the group's store, unless one is cached. */
 void gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number);
 /* Lends the group's fingerprint store as published now.  A cached store is used
- * only if it was loaded from this very file with this very record.  *cold tells
- * whether it was read from the file.  REQUIRES: the shared group lock, so that
- * nothing in it is freed meanwhile (N7.2). */
+ * only if it was loaded from this very file with this very record.  *cold: it
+ * was read from the file.  REQUIRES: the shared group lock, so that nothing in
+ * it is freed meanwhile (N7.2). */
 gd_status gd_fpcache_store(gd_fpcache *cache, uint32_t number,
                            gd_fptable **store, bool *cold, gd_error *err);
 void gd_fpcache_return_store(gd_fpcache *cache, gd_fptable *store);

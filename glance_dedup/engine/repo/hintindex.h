@@ -8,7 +8,7 @@
  * A store (kv.h) lies on a disk of the host, knows every fingerprint, and gives
  * the address that was added last.
  *
- * No call can fail: what is not added or not found is a missed duplicate
+ * No call can fail: a hint that is not added or not found is a missed duplicate
  * (design.rst, "Truth and hints").  Thread-safe.
  */
 #ifndef GD_HINTINDEX_H

@@ -14,9 +14,9 @@
  * lost is read again.
  *
  * Each user of a store holds a shared lock on a byte of the file path.users,
- * and writes to that file: who gets the lock exclusively may remove the store,
- * and the file last (repository/filters.py).  LMDB's users tell each other
- * there of their last look at the groups.
+ * and writes to that file: the process that gets the lock exclusively may
+ * remove the store, and the file last (repository/filters.py).  LMDB's users
+ * share their last scan of the groups there.
  */
 #include "engine/repo/hintindex.h"
 
@@ -54,11 +54,12 @@ typedef struct store_index {
     uint64_t lost;     /* additions that failed */
     gd_position position;
     uint64_t stored[GD_POSITION_WORDS]; /* in kv, as far as is known */
-    bool moved;        /* the position is not that which is stored */
+    bool moved;        /* the position differs from the stored one */
     uint64_t loaded;   /* the epoch of the last load */
     gd_look look;      /* not LMDB's */
     bool rebuilding;   /* a thread of this process holds the lock */
-    /* What this process has published; an epoch lasts as long as kv. */
+    /* The groups that this process has published; an epoch lasts as long as
+     * kv. */
     gd_self_published own;
 } store_index;
 
@@ -155,8 +156,8 @@ open_store(store_index *x, gd_error *err)
     return GD_OK;
 }
 
-/* A damaged store is replaced by an empty one.  If that fails, the index goes on
- * without a store, until the next look at the groups opens it again. */
+/* A damaged store is replaced by an empty one.  If that fails, the index goes
+ * on without a store, until the next scan of the groups opens it again. */
 static void
 note_failure(store_index *x, gd_status s)
 {
@@ -361,7 +362,7 @@ write_look(store_index *x, const gd_look *look)
     }
 }
 
-/* If the store failed since the load, it lacks what was added before, and
+/* If the store failed since the load, it lacks earlier additions, and
  * everything is read again. */
 static void
 save(gd_hintindex *index, const gd_entry_range *last,

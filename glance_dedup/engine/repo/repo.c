@@ -222,8 +222,8 @@ gd_repo_keeps(const gd_repo *repo)
         keep.moving = gd_fptable_data_start(params->group_slots) +
                       params->group_slots *
                           ((uint64_t)params->block_size + GD_SEGMENT_HEADER);
-        /* What is written without a check must not use it up: the catalog,
-         * recipes, and writers that ask at the same time. */
+        /* Writes without a check must not use it up: the catalog, recipes, and
+         * writers that check at the same time. */
         keep.moving += keep.moving / 2;
     }
     return keep;

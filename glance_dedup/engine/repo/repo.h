@@ -38,7 +38,7 @@ typedef struct gd_counters {
     atomic_ullong zero_blocks;   /* all-zero blocks */
     atomic_ullong hits;          /* blocks found to be stored already */
     atomic_ullong misses;        /* blocks stored as new */
-    atomic_ullong skipped;       /* not looked for, since a hint said so */
+    atomic_ullong skipped;       /* not looked up, because of a hint */
     atomic_ullong candidates;    /* hints that the filter gave */
     atomic_ullong false_candidates; /* hints among them that mismatched */
     atomic_ullong cold_loads;    /* fingerprint stores read from their file */
@@ -50,14 +50,14 @@ typedef struct gd_counters {
     atomic_ullong spare_reads;   /* damaged blocks read from a spare copy */
     atomic_ullong yielded_segments; /* stored uncompressed to save time */
     atomic_ullong phase_samples; /* blocks looked up at other phases */
-    atomic_ullong phase_changes; /* batches cut anew at another phase */
+    atomic_ullong phase_changes; /* batches cut again at another phase */
     gd_seeks store;              /* reads of fingerprint stores for look-ups */
     gd_seeks image;              /* reading images */
 } gd_counters;
 
 typedef struct gd_repo gd_repo;
 
-/* All groups, as a look of follow.c listed them. */
+/* All groups, as a scan of follow.c listed them. */
 typedef struct gd_group_list {
     uint32_t *numbers; /* sorted; NULL: there is none */
     size_t count;
@@ -92,8 +92,8 @@ struct gd_repo {
      * it stays, so a thread that saw it may go on using it. */
     gd_hintindex *_Atomic index;
     gd_filter *filter; /* NULL where a store is the index */
-    /* Of the last look, if it found more than it might read.  Guarded by the
-     * index's lock of the rebuild. */
+    /* Result of the last scan, if it found more than it might read.  Guarded by
+     * the index's lock of the rebuild. */
     gd_group_list unfinished;
     gd_counters counters;
     pthread_mutex_t mutex;
@@ -142,7 +142,7 @@ gd_status gd_repo_require_room(const gd_repo *repo, uint64_t bytes,
  * filled. */
 gd_status gd_repo_require_room_to_move(const gd_repo *repo, uint64_t bytes,
                                        gd_error *err);
-/* What storing leaves free. */
+/* Space that storing leaves free. */
 gd_freespace gd_repo_keeps(const gd_repo *repo);
 
 #endif

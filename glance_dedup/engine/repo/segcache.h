@@ -5,11 +5,11 @@
  *
  * A segment is identified by its group's number, the group's seed, the group's
  * file and the place in the file.  A group's number may be reused; the seed
- * tells the groups apart.  Rewriting a group puts another file in the place of
- * the open one; the inode tells the files apart.  But an inode's number may be
- * reused too, and memory cannot be trusted for ever.  Therefore a thread that
- * takes a segment out verifies its blocks as if they came from the disk, and
- * drops the segment if they fail.
+ * distinguishes the groups.  Rewriting a group puts another file in the place
+ * of the open one; the inode distinguishes the files.  But an inode's number
+ * may be reused too, and memory cannot be trusted for ever.  Therefore a thread
+ * that takes a segment out verifies its blocks as if they came from the disk,
+ * and drops the segment if they fail.
  *
  * Segments are lent by reference count: a segment evicted meanwhile stays until
  * its last user has returned it.  Thread-safe.  Nothing is copied, read or
@@ -42,7 +42,7 @@ typedef struct gd_segcache_stats {
     uint64_t hits, misses; /* segments */
 } gd_segcache_stats;
 
-/* With a budget of 0 nothing is kept, and callers need not ask. */
+/* With a budget of 0 nothing is kept, and callers need not search. */
 gd_status gd_segcache_open(const gd_env *env, gd_segcache **cache,
                            gd_error *err);
 /* REQUIRES: nothing lent. */
@@ -63,7 +63,7 @@ void gd_segcache_get_stats(gd_segcache *cache, gd_segcache_stats *stats);
 /* Lends the segment at offset of the group's file; NULL if it is not cached. */
 gd_cached_segment *gd_segcache_get(gd_segcache *cache, const gd_group *group,
                                    uint32_t offset);
-/* Whether get would find it.  Does not count as a use. */
+/* Returns whether get would find it.  Does not count as a use. */
 bool gd_segcache_has(gd_segcache *cache, const gd_group *group,
                      uint32_t offset);
 /* Returns a segment with room for its plain bytes, and with a copy of the

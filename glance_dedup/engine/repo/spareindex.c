@@ -95,7 +95,7 @@ load_store(const gd_spare_index *index, uint32_t number)
 }
 
 /* Fills in a file that was listed.  If it is still the same file, takes over
- * what is known of it. */
+ * the known facts. */
 static void
 learn_file(gd_spare_index *index, spare_file *file)
 {

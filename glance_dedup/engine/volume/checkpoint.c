@@ -28,7 +28,7 @@ note_made(gd_volume *volume, uint64_t part, uint64_t edition, gd_error *err)
     return GD_OK;
 }
 
-/* Whether the frozen records of a part hold anything but zeros. */
+/* Returns whether the frozen records of a part hold anything but zeros. */
 static bool
 has_data(const gd_volume *volume, uint64_t part)
 {

@@ -278,7 +278,7 @@ gd_volume_remove_empty(const gd_env *env, int root, const char *volume)
     return env->rmdirat(env, root, name) == 0;
 }
 
-/* The newest journal says that the volume is being deleted: it goes when the
+/* The newest journal marks the volume as being deleted: it is removed when the
  * others cannot come back any more. */
 static gd_status
 remove_journals(const gd_env *env, int root, const char *volume,

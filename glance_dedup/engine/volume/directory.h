@@ -38,9 +38,9 @@ gd_status gd_volume_delete_recipes(gd_repo *repo, const gd_volume_head *head,
  * REQUIRES: the owner's lock; the recipes are deleted. */
 gd_status gd_volume_remove(const gd_env *env, int root, const char *volume,
                            gd_error *err);
-/* Removes a volume's directory in which nothing is, not even a lock; returns
- * whether there was one.  It needs no owner: who makes a volume of the name
- * meanwhile makes the directory again. */
+/* Removes a volume's empty directory, which has not even a lock; returns
+ * whether there was one.  It needs no owner: a process that creates a volume of
+ * the name meanwhile makes the directory again. */
 bool gd_volume_remove_empty(const gd_env *env, int root, const char *volume);
 
 #endif

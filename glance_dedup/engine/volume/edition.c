@@ -118,8 +118,8 @@ changed_end(const writer *w, const gd_piece *piece)
     return end < most ? end : most;
 }
 
-/* Where the blocks from w->at on end that are to be treated alike, at `end` at
- * the latest; *skip: they are not looked for. */
+/* Returns the end of the blocks from w->at on that are to be treated alike, at
+ * `end` at the latest; *skip: they are not looked up. */
 static uint64_t
 hinted_end(const writer *w, uint64_t end, bool *skip)
 {
@@ -422,7 +422,7 @@ gd_edition_base(gd_repo *repo, const gd_volume_head *head, gd_image *image,
 
 /* ---- parts of an image ---- */
 
-/* Whether bytes [from, to) of an image are more than zeros. */
+/* Finds out whether bytes [from, to) of an image are more than zeros. */
 static gd_status
 find_data(const gd_image *image, uint64_t from, uint64_t to, bool *data,
           gd_error *err)

@@ -11,7 +11,7 @@
 #include "engine/volume/overlay.h"
 #include "engine/volume/parts.h"
 
-/* What is hinted at of the bytes to be stored (volumes.rst, "Hints"). */
+/* Hints about the bytes to be stored (volumes.rst, "Hints"). */
 typedef struct gd_edition_hints {
     bool no_dedup;      /* look for no block, */
     gd_fslayout layout; /* or for none in these ranges of the volume */
@@ -21,7 +21,7 @@ typedef struct gd_edition_hints {
 
 /* Commits an edition of a part: its bytes up to now, with the overlay's over
  * them.  An image of this edition that is there already is of an attempt that
- * failed, and is deleted first.  The counters grow by what was stored.
+ * failed, and is deleted first.  The counters grow by the stored bytes.
  * REQUIRES: nobody changes the overlay. */
 gd_status gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
                             const gd_overlay *overlay, uint64_t part,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fslayout.h - where the file systems of a disk keep what is rarely stored
- * already (volumes.rst, "Hints").
+ * fslayout.h - places of the bytes of a disk's file systems that are rarely
+ * stored already (volumes.rst, "Hints").
  *
  * Of ext2 to ext4 these are the journal, the group descriptors and the inode
  * tables; of XFS the log and the headers of its allocation groups.  File systems

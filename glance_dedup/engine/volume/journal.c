@@ -73,7 +73,7 @@ gd_journal_sync(const gd_journal *journal, gd_error *err)
 
 /* Keeps nobody out: the owner's lock does that.  But with it the file takes no
  * more records when the server has dropped the owner's locks, if the file
- * system tells of that (gd_group_hold). */
+ * system reports that (gd_group_hold). */
 static gd_status
 hold(const gd_journal *journal, gd_error *err)
 {
@@ -455,8 +455,8 @@ lost(const gd_journal *journal, uint64_t at, gd_error *err)
                    journal->name, (unsigned long long)at);
 }
 
-/* Whether a record behind `end` proves that what lay at `end` was durable
- * (V5). */
+/* Returns GD_CORRUPT if a record behind `end` proves that the bytes at `end`
+ * were durable (V5). */
 static gd_status
 look_behind(scanner *scan, uint64_t end, gd_error *err)
 {

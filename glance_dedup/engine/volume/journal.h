@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * journal.h - one file of a volume's journal: what was written to the volume,
+ * journal.h - one file of a volume's journal: the bytes written to the volume,
  * in order (volumes.rst, V2 to V5).
  *
  * Not thread-safe, except that gd_journal_read and gd_journal_sync may run
@@ -75,14 +75,14 @@ void gd_journal_accept(gd_journal *journal, const gd_append *append);
  * and one whose file stays as long does not.  Does nothing while there are such
  * zeros, and need not succeed. */
 void gd_journal_write_ahead(gd_journal *journal);
-/* How many bytes it would write now; 0: there are zeros yet. */
+/* Returns how many bytes it would write now; 0: there are zeros yet. */
 uint64_t gd_journal_wants_ahead(const gd_journal *journal);
 /* Makes the file durable.  Does not change journal->durable. */
 gd_status gd_journal_sync(const gd_journal *journal, gd_error *err);
 
 /* Reads all records in order, up to the first that is not valid, or up to
  * `before` if that is not 0, where the last must end (V5).  visit gets each
- * record and where it is.  Then the journal's fields tell where it ends. */
+ * record and its place.  Then the journal's fields have its end. */
 typedef gd_status gd_journal_visitor(void *arg, const gd_record *record,
                                      uint64_t at, gd_error *err);
 gd_status gd_journal_scan(gd_journal *journal, uint64_t before,

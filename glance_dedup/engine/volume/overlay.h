@@ -16,7 +16,7 @@
 
 struct gd_journal;
 
-/* A range of the volume, and what was last written to it. */
+/* A range of the volume, and the last bytes written to it. */
 typedef struct gd_piece {
     uint64_t offset;
     uint64_t length;

@@ -245,7 +245,8 @@ make_place(gd_parts *parts, gd_error *err)
     return &images[used];
 }
 
-/* Whether a recipe of the right name has what the volume's would have. */
+/* Requires of a recipe of the right name the fields that the volume's would
+ * have. */
 static gd_status
 require_image(const gd_parts *parts, uint64_t edition, gd_image *image,
               gd_error *err)

@@ -40,7 +40,7 @@ typedef struct gd_parts {
     uint64_t clock;
 } gd_parts;
 
-/* Where a part's bytes come from.  Behind length they are zeros. */
+/* Source of a part's bytes.  Behind length they are zeros. */
 typedef struct gd_part_source {
     gd_part_image *held; /* NULL: all is zeros */
     gd_image *image;
@@ -61,14 +61,14 @@ gd_status gd_parts_resize(gd_parts *parts, uint64_t size, uint64_t base_size,
 uint64_t gd_parts_edition(gd_parts *parts, uint64_t part);
 /* The part has this edition from now on, and lets go of the one before. */
 void gd_parts_set(gd_parts *parts, uint64_t part, uint64_t edition);
-/* Whether any bytes of the part may be other than zeros. */
+/* Returns whether any bytes of the part may be other than zeros. */
 bool gd_parts_has_bytes(gd_parts *parts, uint64_t part);
 /* The marks of all parts; the caller releases them. */
 gd_status gd_parts_marks(gd_parts *parts, gd_volume_mark **marks,
                          uint32_t *count, gd_error *err);
 
-/* Opens what has the part's bytes; it stays until the release.  GD_CORRUPT if a
- * recipe is missing, or does not fit the volume (V7). */
+/* Opens the recipe that has the part's bytes; it stays until the release.
+ * GD_CORRUPT if a recipe is missing, or does not fit the volume (V7). */
 gd_status gd_parts_acquire(gd_parts *parts, uint64_t part,
                            gd_part_source *source, gd_error *err);
 void gd_parts_release(gd_parts *parts, gd_part_source *source);
@@ -77,7 +77,7 @@ void gd_parts_release(gd_parts *parts, gd_part_source *source);
  * REQUIRES: the range lies within the volume. */
 gd_status gd_parts_read(gd_parts *parts, uint8_t *out, uint64_t length,
                         uint64_t offset, gd_error *err);
-/* How many bytes from offset on are alike, up to length: zeros or not. */
+/* Finds how many bytes from offset on are alike, up to length: zeros or not. */
 gd_status gd_parts_extent(gd_parts *parts, uint64_t offset, uint64_t length,
                           uint64_t *alike, bool *zeros, gd_error *err);
 /* Closes images that nobody uses and whose names lead to other files now. */

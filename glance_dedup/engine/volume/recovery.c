@@ -15,7 +15,7 @@ typedef struct recovery {
     gd_journal *journal;
     gd_overlay *overlay;
     bool newest;
-    bool stored; /* it says that no earlier journal is needed (V8) */
+    bool stored; /* its records show that no earlier journal is needed (V8) */
 } recovery;
 
 static gd_status
@@ -51,9 +51,9 @@ take_record(void *arg, const gd_record *record, uint64_t at, gd_error *err)
     return gd_overlay_put(r->overlay, &piece, &ignored, err);
 }
 
-/* The newest journal may say that the ones before it are stored: then they are
- * not needed, and may be gone (V8).  So it is read first, into an overlay of
- * its own if there may be others. */
+/* The newest journal may record that the ones before it are stored: then they
+ * are not needed, and may be gone (V8).  So it is read first, into an overlay
+ * of its own if there may be others. */
 static gd_status
 scan_newest(gd_volume *volume, gd_error *err)
 {
@@ -196,7 +196,7 @@ found_records(const gd_volume *volume)
 }
 
 /* Begins the owner's own journal (V4), and removes recipes that are not needed
- * (V7).  *named says whether it may have its name, also after an error. */
+ * (V7).  *named: it may have its name, also after an error. */
 static gd_status
 begin_journal(gd_volume *volume, bool *named, gd_error *err)
 {

@@ -3,9 +3,9 @@
  * rename.c - gives a volume another name (volumes.rst, "Operations").
  *
  * No file of the volume has its name, so one rename of the directory does it.
- * The lock moves with the directory: who waits for it under the old name finds
- * that the name does not lead to it any more (V1).  Who looks for the volume by
- * its id keeps the rename waiting.
+ * The lock moves with the directory: a process that waits for it under the old
+ * name finds that the name does not lead to it any more (V1).  A process that
+ * looks up the volume by its id keeps the rename waiting.
  */
 #include <errno.h>
 #include <string.h>
@@ -27,8 +27,8 @@ free_name(gd_repo *repo, const char *name, gd_error *err)
     return s == GD_NOTFOUND ? GD_OK : s;
 }
 
-/* A directory replaces an empty one, which has no lock yet, and nothing else:
- * who makes a volume there finds another one in its place.
+/* A directory replaces an empty one, which has no lock yet, and nothing else: a
+ * process that creates a volume there finds another one in its place.
  * REQUIRES: the owner's lock. */
 static gd_status
 move_directory(gd_repo *repo, const char *name, const char *new_name,

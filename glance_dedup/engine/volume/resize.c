@@ -15,7 +15,7 @@ hold_writes(gd_volume *volume, bool held)
 }
 
 /* Zeros from the new end to the end of its part, so that a volume that grows
- * again does not show what was there. */
+ * again does not show its former bytes. */
 static gd_status
 zero_tail(gd_volume *volume, uint64_t size, gd_error *err)
 {

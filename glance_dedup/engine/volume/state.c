@@ -85,7 +85,7 @@ gd_volume_enter(gd_volume *volume, const gd_append *append, gd_error *err)
 
 /* ---- the owner ---- */
 
-/* Whether this is the volume's newest journal. */
+/* Finds out whether this is the volume's newest journal. */
 static gd_status
 check_newest(const gd_volume *volume, const gd_journal *journal, bool *newest,
              gd_error *err)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * state.h - what the files of an open volume share.
+ * state.h - declarations that the files of an open volume share.
  *
  * state.c changes the journal and syncs it, newest.c reads and writes the head
  * of a volume that is not open, volume.c serves reads, recovery.c begins with
@@ -30,7 +30,8 @@ struct gd_volume {
      * Its holder alone changes size and base in the head, the frozen journals,
      * and what they have in memory. */
     pthread_mutex_t checkpointing;
-    gd_volume_mark *made; /* editions of what is frozen, without a mark yet */
+    gd_volume_mark *made; /* editions of the frozen records, without a mark
+                           * yet */
     size_t made_count, made_room;
 
     pthread_mutex_t mutex; /* guards all below */
@@ -44,7 +45,7 @@ struct gd_volume {
     bool recovered;      /* the frozen ones are of an owner before (V4) */
     bool held;           /* writes wait (resizing) */
     bool syncing;
-    bool no_dedup; /* hints (volumes.rst): look for no duplicates; */
+    bool no_dedup; /* hints (volumes.rst): look up no blocks; */
     uint32_t wanted[GD_CACHED_STORES]; /* groups to be looked into first, */
     size_t wanted_count;               /* the last one wanted last */
     gd_error broken;     /* GD_OK: it takes writes */
@@ -89,13 +90,13 @@ void gd_volume_release_frozen(gd_volume *volume);
 /* Waits until the active journal is durable up to its present end.  Lets go of
  * the mutex meanwhile. */
 gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
-/* The overlay learns of an appended record, which then counts. */
+/* Inserts an appended record into the overlay; reads see it from now on. */
 gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
                           gd_error *err);
 
 /* ---- newest.c ---- */
 
-/* What each call on a volume that is named begins with. */
+/* Checks with which each call on a named volume begins. */
 gd_status gd_volume_require_call(const gd_repo *repo, const char *name,
                                  gd_error *err);
 /* Opens the newest journal.  GD_NOTFOUND if there is none. */

@@ -21,7 +21,7 @@
 
 typedef struct gd_volume gd_volume;
 
-/* What a volume is, and how it does. */
+/* Properties and state of a volume. */
 typedef struct gd_volume_info {
     gd_volume_head head;     /* size, state, counters, ...; as of now */
     uint64_t journal_bytes;  /* in all journals */
@@ -53,7 +53,7 @@ gd_status gd_volume_create(gd_repo *repo, const char *name,
  * has no room for this owner's journal, the volume is read-only at first. */
 gd_status gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
                          gd_error *err);
-/* Makes no checkpoint: what is in the journal is read at the next opening. */
+/* Makes no checkpoint: the next opening reads the journal. */
 void gd_volume_close(gd_volume *volume);
 void gd_volume_get_info(gd_volume *volume, gd_volume_info *info);
 /* The head of a volume that anybody may own, as it was at some moment. */
@@ -70,7 +70,7 @@ gd_status gd_volume_write(gd_volume *volume, const uint8_t *data,
 /* The range reads as zeros from now on. */
 gd_status gd_volume_zero(gd_volume *volume, uint64_t length, uint64_t offset,
                          gd_error *err);
-/* What was written before is durable when this returns. */
+/* Makes all earlier writes durable. */
 gd_status gd_volume_flush(gd_volume *volume, gd_error *err);
 
 /* Calls visit for the pieces of a range, in order, without gap: whether each
@@ -84,12 +84,11 @@ gd_status gd_volume_extents(gd_volume *volume, uint64_t length,
 
 /* ---- hints (volumes.rst) ---- */
 
-/* Whether checkpoints look for blocks that are stored already; they do at
- * first. */
+/* Sets whether checkpoints look up blocks; they do at first. */
 void gd_volume_set_dedup(gd_volume *volume, bool dedup);
-/* The range's bytes are likely to be written elsewhere soon: the next checkpoint
- * looks for duplicates first where they are stored.  REQUIRES: the range lies
- * within the volume. */
+/* The range's bytes are likely to be written elsewhere soon: the next
+ * checkpoint searches for duplicates first where they are stored.  REQUIRES:
+ * the range lies within the volume. */
 void gd_volume_prefetch(gd_volume *volume, uint64_t length, uint64_t offset);
 
 /* Brings all that was written before into recipes (V6). */
@@ -97,7 +96,7 @@ gd_status gd_volume_checkpoint(gd_volume *volume, gd_error *err);
 /* A checkpoint before the close.  A new head gets the counters, if they have
  * changed since the last head. */
 gd_status gd_volume_final_checkpoint(gd_volume *volume, gd_error *err);
-/* Whether a checkpoint is due: the journal is large (see "Pressure" in
+/* Returns whether a checkpoint is due: the journal is large (see "Pressure" in
  * volumes.rst). */
 bool gd_volume_needs_checkpoint(gd_volume *volume);
 /* Opens recipes again that a merge has replaced, so that the old ones pin no
@@ -121,7 +120,7 @@ gd_status gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err);
 gd_status gd_volume_roll_back(gd_repo *repo, const char *name, gd_image *image,
                               uint64_t *stored, gd_error *err);
 /* A volume that nobody owns gets another name.  After an error it has either.
- * GD_BUSY, also if others look for volumes by their ids for too long;
+ * GD_BUSY, also if others look up volumes by their ids for too long;
  * GD_NOTFOUND; GD_EXISTS if the new name is taken. */
 gd_status gd_volume_rename(gd_repo *repo, const char *name,
                            const char *new_name, gd_error *err);
@@ -132,9 +131,10 @@ gd_status gd_volume_delete(gd_repo *repo, const char *name, gd_error *err);
  * stay, since its id is not known: they are garbage then. */
 gd_status gd_volume_delete_damaged(gd_repo *repo, const char *name,
                                    gd_error *err);
-/* As gd_volume_delete, but GD_EXISTS if the volume is neither being made nor deleted when
- * its lock is held.  For those who only tidy up: since they looked, another
- * process may have made a volume of this name. */
+/* As gd_volume_delete, but GD_EXISTS if the volume is neither being made nor
+ * deleted when its lock is held.  For processes that only clean up: since they
+ * listed the volumes, another process may have created a volume of this
+ * name. */
 gd_status gd_volume_reap(gd_repo *repo, const char *name, gd_error *err);
 
 #endif

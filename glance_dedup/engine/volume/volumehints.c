@@ -18,7 +18,7 @@ gd_volume_set_dedup(gd_volume *volume, bool dedup)
 
 /* ---- file systems ---- */
 
-/* What cannot be read tells nothing. */
+/* Bytes that cannot be read give no hints. */
 static bool
 peek(void *arg, uint8_t *out, size_t length, uint64_t offset)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * volumehints.h - what is known of a volume's bytes before a checkpoint stores
- * them (volumes.rst, "Hints").
+ * volumehints.h - hints about a volume's bytes, before a checkpoint stores them
+ * (volumes.rst, "Hints").
  */
 #ifndef GD_VOLUMEHINTS_H
 #define GD_VOLUMEHINTS_H

@@ -34,12 +34,12 @@ void gd_volume_edition_id(const uint8_t volume_id[GD_ID_SIZE], uint64_t part,
                           uint64_t edition, char id[GD_IMAGE_ID_MAX + 1]);
 void gd_volume_base_id(const uint8_t volume_id[GD_ID_SIZE],
                        char id[GD_IMAGE_ID_MAX + 1]);
-/* What the ids of all the volume's recipes begin with. */
+/* Prefix of the ids of all the volume's recipes. */
 void gd_volume_id_prefix(const uint8_t volume_id[GD_ID_SIZE],
                          char id[GD_IMAGE_ID_MAX + 1]);
-/* Whether an id begins as those of volumes' recipes do: no image of a user may
- * have it, since the owner of the volume deletes what it does not need (V7).
- * base/imageids.py has the same rule. */
+/* Returns whether an id begins as those of volumes' recipes do: no image of a
+ * user may have it, since the owner of the volume deletes what it does not need
+ * (V7).  base/imageids.py has the same rule. */
 bool gd_volume_is_recipe(const char *image_id);
 
 #endif

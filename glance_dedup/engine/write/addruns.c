@@ -78,7 +78,8 @@ take_piece(adding *a, pieces *p, uint64_t offset, uint32_t length,
 
 /* ---- extents ---- */
 
-/* Whether the extent's blocks may be named in the recipe, and stay (I6). */
+/* Returns whether the extent's blocks may be named in the recipe, and stay
+ * (I6). */
 static bool
 may_share(adding *a, const gd_extent *extent)
 {

@@ -184,7 +184,7 @@ hold_group(gd_appender *appender, gd_error *err)
     return gd_locks_revalidate(repo->locks, appender->group->number, err);
 }
 
-/* Whether it is left to us which way to write. */
+/* Returns whether this process may choose the way to write. */
 static bool
 may_choose(const gd_appender *appender)
 {
@@ -434,7 +434,7 @@ write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
     return GD_OK;
 }
 
-/* The same, and measures it where that tells which way to choose. */
+/* The same, and measures it if that helps to choose the way. */
 static gd_status
 write_measured(gd_appender *appender, struct iovec *pieces, size_t count,
                uint64_t length, gd_error *err)

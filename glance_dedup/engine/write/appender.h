@@ -8,9 +8,9 @@
  *
  *     append ... append | entries, fdatasync, publish, hints
  *
- * Nobody else knows what was appended since the last sync point, so it can be
- * taken back.  Belongs to one transaction, one thread at a time, with one
- * exception: while one thread appends segments, another may take slots.
+ * Nobody else knows the segments appended since the last sync point, so they
+ * can be taken back.  Belongs to one transaction, one thread at a time, with
+ * one exception: while one thread appends segments, another may take slots.
  */
 #ifndef GD_APPENDER_H
 #define GD_APPENDER_H
@@ -43,7 +43,8 @@ void gd_appender_close(gd_appender *appender);
 const gd_group *gd_appender_group(const gd_appender *appender);
 /* Slots still to be given out. */
 uint32_t gd_appender_room(const gd_appender *appender);
-/* Whether so much was appended since the last sync point that another is due. */
+/* Returns whether so much was appended since the last sync point that another
+ * is due. */
 bool gd_appender_is_due(const gd_appender *appender);
 
 /* Gives out the next slot.  REQUIRES: room. */

@@ -7,8 +7,8 @@
  * if so configured, while the processor is busy (speed.rst, "Giving way").
  * The decision changes only how a segment is stored.
  *
- * Threads may ask and report at the same time.  They ask about segments roughly
- * in order.
+ * Threads may request decisions and report at the same time.  They request
+ * decisions about segments roughly in order.
  */
 #ifndef GD_COMPRESSPOLICY_H
 #define GD_COMPRESSPOLICY_H
@@ -52,7 +52,7 @@ typedef struct gd_compress_policy_watch {
     int64_t began, worked;
 } gd_compress_policy_watch;
 
-/* What to do with the next segment.  Pass *number to
+/* Decides how to store the next segment.  Pass *number to
  * gd_compress_policy_tried. */
 gd_try gd_compress_policy_next(gd_compress_policy *policy, uint64_t *number);
 void gd_compress_policy_tried(gd_compress_policy *policy, uint64_t number,
@@ -64,11 +64,11 @@ void gd_compress_policy_start(const gd_env *env,
                               gd_compress_policy_watch *watch);
 void gd_compress_policy_stop(gd_compress_policy *policy, const gd_env *env,
                              const gd_compress_policy_watch *watch);
-/* Decides about the next bundle by what was measured so far.
+/* Decides about the next bundle by the measurements so far.
  * REQUIRES: no thread at work. */
 void gd_compress_policy_end_bundle(gd_compress_policy *policy);
-/* How many of GD_COMPRESS_SHARES segments are not compressed, given how much of
- * the elapsed time the threads could work. */
+/* Returns how many of GD_COMPRESS_SHARES segments are not compressed, given how
+ * much of the elapsed time the threads could work. */
 unsigned gd_compress_policy_share(uint64_t elapsed, uint64_t worked);
 
 #endif

@@ -6,7 +6,7 @@
  * the cache (speed.rst, "Beside the page cache").  Direct writes take only
  * whole pages.  So the last page is filled up with zeros; when more data comes,
  * it is written again, with the same bytes in front (I2).  Ordinary reads of
- * the file see what was written.
+ * the file see the written bytes.
  *
  * Belongs to one appender, one thread at a time.
  */

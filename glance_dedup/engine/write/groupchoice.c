@@ -90,7 +90,8 @@ fullest_first(const void *a, const void *b)
     return x->count < y->count ? 1 : x->count > y->count ? -1 : 0;
 }
 
-/* How full the group is.  False if it cannot be leased, which is remembered. */
+/* Returns how full the group is.  False if it cannot be leased, which is
+ * remembered. */
 static bool
 weigh_choice(choices *list, choice *one)
 {

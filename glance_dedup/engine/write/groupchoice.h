@@ -13,8 +13,8 @@
 #include "engine/base/groupmap.h"
 #include "engine/repo/repo.h"
 
-/* How many groups are looked at: the newest ones that are not known to be full
- * or of another scope.  So a handle learns about all groups in time, and finds
+/* Number of groups that are examined: the newest ones that are not known to be
+ * full or of another scope.  So a handle examines all groups in time, and finds
  * a project's group behind any number of others.  The collector takes care of
  * older groups. */
 enum { GD_GROUPCHOICE_MAX = 256 };

@@ -2,14 +2,14 @@
 /*
  * hashing.h - the fingerprints of many blocks, computed by all threads.
  *
- * What is stored must be what was fingerprinted, even if the caller changes his
- * buffer meanwhile or memory loses a bit.  So the checksum of each new block is
- * computed before its fingerprint, and the copy that is stored must have the
- * same checksum (packer.h).  Then the bytes fingerprinted in between were the
- * same, too.  A duplicate needs no checksum, since only its address is stored.
- * So checksums are computed at once if blocks are likely to be new.  Otherwise
- * they are computed later, for the few blocks that are new, together with a
- * second fingerprint.
+ * The stored bytes must be the fingerprinted ones, even if the caller changes
+ * his buffer meanwhile or memory loses a bit.  So the checksum of each new
+ * block is computed before its fingerprint, and the copy that is stored must
+ * have the same checksum (packer.h).  Then the bytes fingerprinted in between
+ * were the same, too.  A duplicate needs no checksum, since only its address is
+ * stored.  So checksums are computed at once if blocks are likely to be new.
+ * Otherwise they are computed later, for the few blocks that are new, together
+ * with a second fingerprint.
  *
  * Belongs to one transaction, one thread at a time.
  */

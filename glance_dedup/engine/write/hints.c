@@ -101,7 +101,7 @@ is_found(const hint *h)
 }
 
 static void
-count_anew(gd_hints *hints)
+recount(gd_hints *hints)
 {
     for (size_t i = 0; i < hints->groups; i++) {
         hints->tallies[i].hints = 0;
@@ -127,7 +127,7 @@ most_hinted(gd_hints *hints)
     return best;
 }
 
-/* How many hints, from the first, are of the same block. */
+/* Returns how many hints, from the first, are of the same block. */
 static size_t
 count_run(const gd_hints *hints, size_t first)
 {
@@ -170,7 +170,7 @@ gd_hints_choose(gd_hints *hints, size_t most, uint32_t *groups)
 {
     size_t n = 0;
     tally *best;
-    count_anew(hints);
+    recount(hints);
     while (n < most && (best = most_hinted(hints)) != NULL) {
         best->chosen = true;
         groups[n++] = best->group;
@@ -198,7 +198,7 @@ size_t
 gd_hints_left(gd_hints *hints)
 {
     size_t left = 0;
-    count_anew(hints);
+    recount(hints);
     for (size_t i = 0; i < hints->groups; i++) {
         const tally *t = &hints->tallies[i];
         left += !t->chosen && t->hints > 0;

@@ -31,15 +31,15 @@ void gd_hints_clear(gd_hints *hints);
  * REQUIRES: the hints of one block are added one after the other, and the block
  * stays in place. */
 void gd_hints_add(gd_hints *hints, const gd_address *block, uint32_t group);
-/* How many hints to the group were added. */
+/* Returns how many hints to the group were added. */
 uint32_t gd_hints_to(gd_hints *hints, uint32_t group);
 /* Chooses at most `most` groups for the blocks not found, from those not chosen
  * before.  Returns how many.  They are in the order of their numbers, which is
  * the order in which they were made and mostly that on the disk. */
 size_t gd_hints_choose(gd_hints *hints, size_t most, uint32_t *groups);
-/* Whether a block not found is hinted to the group. */
+/* Returns whether a block not found is hinted to the group. */
 bool gd_hints_want(const gd_hints *hints, uint32_t group);
-/* How many groups, hinted to for blocks not found, were not chosen. */
+/* Returns how many groups, hinted to for blocks not found, were not chosen. */
 size_t gd_hints_left(gd_hints *hints);
 
 #endif

@@ -202,7 +202,7 @@ take_block(gd_ingest *intake, const uint8_t *data, size_t length, bool stays)
     b->zeros_after = 0;
 }
 
-/* Whether the batch may have no room for another block. */
+/* Returns whether the batch may have no room for another block. */
 static bool
 is_full(const gd_ingest *intake)
 {
@@ -280,25 +280,25 @@ take_next(gd_ingest *intake, const uint8_t *data, size_t length, bool stays,
     return GD_OK;
 }
 
-/* anew: the batch may be cut again. */
-static gd_status store_batch(gd_ingest *intake, bool anew, gd_error *err);
+/* recut: the batch may be cut again. */
+static gd_status store_batch(gd_ingest *intake, bool recut, gd_error *err);
 
 static gd_status
-store_full(gd_ingest *intake, bool anew, gd_error *err)
+store_full(gd_ingest *intake, bool recut, gd_error *err)
 {
-    return is_full(intake) ? store_batch(intake, anew, err) : GD_OK;
+    return is_full(intake) ? store_batch(intake, recut, err) : GD_OK;
 }
 
 static gd_status
 take_bytes(gd_ingest *intake, const uint8_t *data, size_t length, bool stays,
-           bool anew, gd_error *err)
+           bool recut, gd_error *err)
 {
     gd_status s = GD_OK;
     size_t used;
     while (s == GD_OK && length > 0) {
         s = take_next(intake, data, length, stays, &used, err);
         if (s == GD_OK) {
-            s = store_full(intake, anew, err);
+            s = store_full(intake, recut, err);
         }
         data += used;
         length -= used;
@@ -350,7 +350,7 @@ count_run(const gd_block *blocks, size_t count, size_t *length)
  * block ends after `shift` bytes, and stores it.  A last block without an end
  * is carried. */
 static gd_status
-cut_anew(gd_ingest *intake, uint32_t shift, gd_error *err)
+cut_again(gd_ingest *intake, uint32_t shift, gd_error *err)
 {
     gd_batch *from = &intake->other;
     gd_batch filled = intake->batch;
@@ -408,7 +408,7 @@ ensure_other(gd_ingest *intake)
     return other->data != NULL;
 }
 
-/* How many bytes later to cut the batch; 0: it stays as it is. */
+/* Returns how many bytes later to cut the batch; 0: it stays as it is. */
 static uint32_t
 choose_shift(gd_ingest *intake, size_t found)
 {
@@ -427,12 +427,12 @@ choose_shift(gd_ingest *intake, size_t found)
 }
 
 static gd_status
-store_batch(gd_ingest *intake, bool anew, gd_error *err)
+store_batch(gd_ingest *intake, bool recut, gd_error *err)
 {
     size_t found;
     GD_TRY(look_up_batch(intake, &found, err));
-    uint32_t shift = anew ? choose_shift(intake, found) : 0;
-    return shift > 0 ? cut_anew(intake, shift, err) : put_batch(intake, err);
+    uint32_t shift = recut ? choose_shift(intake, found) : 0;
+    return shift > 0 ? cut_again(intake, shift, err) : put_batch(intake, err);
 }
 
 gd_status
@@ -507,10 +507,10 @@ take_last_block(gd_ingest *intake, gd_error *err)
 }
 
 static gd_status
-store_last(gd_ingest *intake, bool anew, gd_error *err)
+store_last(gd_ingest *intake, bool recut, gd_error *err)
 {
     GD_TRY(take_last_block(intake, err));
-    return store_batch(intake, anew, err);
+    return store_batch(intake, recut, err);
 }
 
 gd_status

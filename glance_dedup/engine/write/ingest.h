@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ingest.h - takes an image's bytes into a transaction: cuts them into blocks,
- * looks these up and stores new ones.
+ * finds the stored ones and stores the others.
  *
  * Blocks are taken in batches.  Each batch is fingerprinted and looked up, new
  * blocks go to the packer, and all are noted in the recipe.  A batch that would

@@ -10,7 +10,7 @@
  * only how the bytes reach the file, never which.
  *
  * If processors are short, a write may take long on any disk.  So the fastest
- * writes of a stretch tell how fast the disk is.
+ * writes of a stretch show how fast the disk is.
  *
  * Threads may call these functions at the same time.
  */
@@ -22,7 +22,7 @@
 enum {
     GD_IO_MODE_LONG = 256 << 20,  /* a stretch has no more bytes than that, */
     GD_IO_MODE_TRIAL = 32 << 20,  /* and so many if it is there to measure */
-    GD_IO_MODE_MIN = 16 << 20,  /* the cost of a shorter one tells nothing */
+    GD_IO_MODE_MIN = 16 << 20,  /* the cost of a shorter one means nothing */
     /* A write is fast if it takes no longer for a byte.  MD5 takes 1.4 ns or
      * more, so an upload does not wait for such a disk. */
     GD_IO_MODE_FAST_NS = 2,
@@ -31,7 +31,7 @@ enum {
 /* After so many bytes the way that was not chosen is tried again. */
 #define GD_IO_MODE_AGAIN ((uint64_t)4 << 30)
 
-/* What is written between two sync points, and what that has cost so far. */
+/* The writes between two sync points, and their cost so far. */
 typedef struct gd_stretch {
     gd_io_mode way;
     uint64_t most;  /* after so many bytes a sync point is due */

@@ -113,8 +113,9 @@ gd_lookup_close(gd_lookup *lookup)
 
 /* ---- probing the stores at hand ---- */
 
-/* Whether the block at this address, which has the same fingerprint, is the
- * block (I5).  If it was already compared, block->address is this address. */
+/* Returns whether the block at this address, which has the same fingerprint, is
+ * the block (I5).  If it was already compared, block->address is this
+ * address. */
 static bool
 is_equal(gd_lookup *lookup, gd_address address, const gd_block *block)
 {
@@ -137,7 +138,7 @@ count_expected(gd_lookup *lookup, uint32_t group, uint32_t length)
     }
 }
 
-/* Whether the slot has the block's fingerprint. */
+/* Returns whether the slot has the block's fingerprint. */
 static bool
 take_hit(gd_lookup *lookup, int index, uint32_t slot, gd_block *block)
 {
@@ -391,7 +392,7 @@ place_for_store(gd_lookup *lookup)
 }
 
 /* Returns false if the store is not available now, which counts as a miss.
- * Otherwise asks the disk for it. */
+ * Otherwise requests it from the disk. */
 static bool
 prepare_store(gd_lookup *lookup, uint32_t group)
 {
@@ -520,7 +521,8 @@ gd_lookup_expected(const gd_lookup *lookup)
     return lookup->expected_bytes;
 }
 
-/* How many blocks in a row are likely to have PROBED hints among them. */
+/* Returns how many blocks in a row are likely to have PROBED hints among
+ * them. */
 static size_t
 probe_length(const gd_lookup *lookup)
 {
@@ -553,7 +555,7 @@ gd_lookup_probe(gd_lookup *lookup, gd_block *blocks, size_t count)
 
 /* ---- confirming ---- */
 
-/* How many blocks, from the first, are at consecutive addresses. */
+/* Returns how many blocks, from the first, are at consecutive addresses. */
 static size_t
 count_run(const gd_block *blocks, size_t count)
 {
@@ -574,7 +576,7 @@ is_block(const gd_entry *entry, const gd_block *block)
            gd_fingerprint_equal(&entry->fingerprint, &block->fingerprint);
 }
 
-/* An unpublished block may not be durable, whatever its entry says (I1). */
+/* An unpublished block may not be durable, whatever its entry has (I1). */
 static gd_status
 confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
 {

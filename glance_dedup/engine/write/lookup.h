@@ -2,10 +2,11 @@
 /*
  * lookup.h - finds the blocks of a batch that are stored already.
  *
- * The index's hints (hintindex.h) say which groups' fingerprint stores are worth
- * loading.  Whole stores are loaded, a few per batch, and kept while they give
- * hits, as in LiveDFS's prefetching.  The neighbours of a hit are then found without a
- * hint, so a filter that has only 1 in 16 fingerprints loses little.
+ * The index's hints (hintindex.h) name the groups whose fingerprint stores are
+ * worth loading.  Whole stores are loaded, a few per batch, and kept while they
+ * give hits, as in LiveDFS's prefetching.  The neighbours of a hit are then
+ * found without a hint, so a filter that has only 1 in 16 fingerprints loses
+ * little.
  *
  * A hit is verified with the full fingerprint, or the bytes (I5), under the
  * shared lock of its group (I6).  The lock is held until the look-up is
@@ -24,7 +25,7 @@ enum { GD_COLD_LOADS = 4 };
 
 typedef struct gd_lookup gd_lookup;
 
-/* Which blocks are looked for (volumes.rst, "Hints"). */
+/* Choice of the blocks that are looked up (volumes.rst, "Hints"). */
 typedef enum gd_dedup {
     GD_DEDUP_ALL,
     GD_DEDUP_PROBE, /* a sample of each batch; all of it if one is found */
@@ -51,10 +52,10 @@ gd_status gd_lookup_open(gd_repo *repo, const gd_scope *scope,
  * REQUIRES: the recipe is committed or given up. */
 void gd_lookup_close(gd_lookup *lookup);
 
-/* Where blocks are compared by value, looks for each block in the loaded
- * stores, and fills in the address of an equal one, or group 0.  Several
- * threads may call this at once, for different blocks, while nothing else uses
- * the look-up.  worker is the number that the pool gives to a job's task. */
+/* If blocks are compared by value, searches the loaded stores for each block,
+ * and fills in the address of an equal one, or group 0.  Several threads may
+ * call this at once, for different blocks, while nothing else uses the look-up.
+ * worker is the number that the pool gives to a job's task. */
 void gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
                        unsigned worker);
 /* Loads the stores of these groups, at most GD_CACHED_STORES, for the batches to
@@ -62,8 +63,8 @@ void gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
 void gd_lookup_expect(gd_lookup *lookup, const uint32_t *groups, size_t count);
 /* Plain bytes of blocks found in these groups. */
 uint64_t gd_lookup_expected(const gd_lookup *lookup);
-/* Whether one of a sample of the blocks is found; all stay without address
- * unless this fills it in. */
+/* Returns whether one of a sample of the blocks is found; all stay without
+ * address unless this fills it in. */
 bool gd_lookup_probe(gd_lookup *lookup, gd_block *blocks, size_t count);
 /* Fills in the address of each block that is found, and group 0 for the
  * others.  Loads at most `loads` stores for this.  data may be NULL only where
@@ -80,14 +81,15 @@ void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
  * REQUIRES: the shared locks of all groups named. */
 gd_status gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
                             gd_error *err);
-/* The same for addresses that others told, which may be anything: takes the
- * shared locks first.  Addresses become group 0 where a lock is refused, too. */
+/* The same for addresses that come from others, which may be anything: takes
+ * the shared locks first.  Addresses become group 0 where a lock is refused,
+ * too. */
 gd_status gd_lookup_verify(gd_lookup *lookup, gd_block *blocks, size_t count,
                            gd_error *err);
 /* Takes the group's shared lock, until the look-up is closed.  Returns false if
  * the scope is another one than the look-up's, or the lock is refused. */
 bool gd_lookup_share(gd_lookup *lookup, const gd_scope *scope, uint32_t group);
-/* Whether the look-up holds the group's shared lock. */
+/* Returns whether the look-up holds the group's shared lock. */
 bool gd_lookup_holds(const gd_lookup *lookup, uint32_t group);
 
 #endif

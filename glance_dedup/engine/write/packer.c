@@ -200,7 +200,7 @@ gd_packer_kept(const gd_packer *packer)
 
 /* ---- the pool's part ---- */
 
-/* Whether the copies match what was fingerprinted. */
+/* Returns whether the copies match the fingerprinted bytes. */
 static bool
 is_unchanged(const gd_segment_header *header, const gd_entry *entries,
              const uint8_t *plain)
@@ -535,8 +535,8 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
 
 /* ---- finding our own ---- */
 
-/* Where the slot's segment is in the bundle being filled; NULL if it is not
- * there. */
+/* Returns where the slot's segment is in the bundle being filled; NULL if it is
+ * not there. */
 static const uint8_t *
 waiting_segment(const gd_packer *packer, uint32_t slot)
 {

@@ -38,7 +38,8 @@ gd_status gd_packer_set_scope(gd_packer *packer, const gd_scope *scope,
  * blocks added to it. */
 gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);
 
-/* Whether sync points from now on give the index no hints to the blocks. */
+/* Sets whether sync points from now on give the index no hints to the
+ * blocks. */
 void gd_packer_hide(gd_packer *packer, bool hide);
 
 /* Adds a copy of a new block and returns its address.  checksum was computed
@@ -52,11 +53,11 @@ gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
  * 0.  Finds blocks that nobody else can see yet. */
 gd_address gd_packer_find(gd_packer *packer, const uint8_t *data,
                           uint32_t length, const gd_fingerprint *fp);
-/* Whether a block with this address, fingerprint and length was added to the
- * open group. */
+/* Returns whether a block with this address, fingerprint and length was added
+ * to the open group. */
 bool gd_packer_added(gd_packer *packer, gd_address address,
                      const gd_fingerprint *fp, uint32_t length);
-/* Whether the packer holds the group's shared lock. */
+/* Returns whether the packer holds the group's shared lock. */
 bool gd_packer_holds(const gd_packer *packer, uint32_t group);
 /* Waits until earlier segments are written, then starts to write all full
  * ones.  So an error may come from earlier segments.  Makes a sync point

@@ -139,7 +139,8 @@ take_sample(gd_realign *phase, const gd_block *blocks, size_t count,
 
 /* ---- the choice ---- */
 
-/* Whether the candidate was found where no earlier one of its phase was. */
+/* Returns whether the candidate was found where no earlier one of its phase
+ * was. */
 static bool
 is_new_find(const gd_realign *phase, size_t other, size_t pair)
 {

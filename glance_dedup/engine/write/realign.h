@@ -28,11 +28,11 @@ gd_status gd_realign_open(gd_repo *repo, gd_hashing *hashing,
 /* phase may be NULL. */
 void gd_realign_close(const gd_env *env, gd_realign *phase);
 
-/* Whether hardly any blocks were found, and enough were looked for. */
+/* Returns whether hardly any blocks were found, and enough were looked for. */
 bool gd_realign_is_lost(size_t count, size_t found);
-/* How many bytes later this batch should be cut so that its blocks are found; 0
- * if the cuts should stay.  found is how many of its blocks were found.  Always
- * 0 unless the batch is lost. */
+/* Returns how many bytes later this batch should be cut so that its blocks are
+ * found; 0 if the cuts should stay.  found is how many of its blocks were
+ * found.  Always 0 unless the batch is lost. */
 uint32_t gd_realign_choose(gd_realign *phase, const gd_block *blocks,
                            size_t count,
                            size_t found);

@@ -11,7 +11,7 @@
 #include "engine/format/fingerprint.h"
 #include "engine/write/hashing.h"
 
-/* Where the blocks of the data lie; those of zeros have no data. */
+/* Returns where the blocks of the data lie; those of zeros have no data. */
 static size_t
 cut(const gd_chunker *chunker, const uint8_t *data, size_t length,
     gd_block *blocks)

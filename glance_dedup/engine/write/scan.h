@@ -12,7 +12,7 @@
 /* Cuts data, which begins and ends with a block, as an image of this scope
  * would be cut, and fingerprints the blocks with all threads.  *scanned has
  * *count items of GD_SCANNED_SIZE bytes; the caller releases it.  Thread-safe.
- * GD_INVALID where blocks are compared by value, since a fingerprint says too
+ * GD_INVALID where blocks are compared by value, since a fingerprint proves too
  * little there. */
 gd_status gd_scan(gd_repo *repo, const gd_scope *scope, const uint8_t *data,
                   size_t length, uint8_t **scanned, size_t *count,

@@ -57,8 +57,8 @@ verify_entries(const gd_group *group, gd_entry *entries, uint32_t count,
 }
 
 /* A torn segment does not match its header's checksum.  Once the blocks that it
- * spoiled are freed, this would look like damage.  So the bytes that are there
- * now get their checksum.  Only bytes that no block needs change (format.rst,
+ * spoiled are freed, this would look like damage.  So the present bytes get
+ * their checksum.  Only bytes that no block needs change (format.rst,
  * "Segments"), so a crash in between does no harm. */
 static void
 mend_checksum(uint8_t *in, const gd_segment_header *header, uint64_t seed)

@@ -187,7 +187,7 @@ gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
 
 /* ---- blocks by their fingerprints ---- */
 
-/* Stores the waiting blocks, so that what is appended next follows them, and
+/* Stores the waiting blocks, so that the next appended blocks follow them, and
  * the batch's places are free. */
 static gd_status
 store_waiting(gd_transaction *transaction, gd_error *err)
@@ -249,7 +249,8 @@ fill_places(gd_ingest *intake, const gd_fingerprint *fps,
     return n;
 }
 
-/* Finds the blocks in the batch's places: anywhere, or where the places say. */
+/* Finds the blocks in the batch's places: anywhere, or at the places'
+ * addresses. */
 typedef gd_status find_step(gd_ingest *intake, size_t count, gd_error *err);
 
 static gd_status
@@ -585,8 +586,8 @@ gd_transaction_set_hash(gd_transaction *transaction, const char *name,
     return GD_OK;
 }
 
-/* Where the name of an image may be missing for a moment (N14.4), under the
- * image lock. */
+/* Links the image, under the image lock if its name may be missing for a moment
+ * (N14.4). */
 static gd_status
 name_image(gd_transaction *transaction, gd_error *err)
 {

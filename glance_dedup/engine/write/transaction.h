@@ -30,9 +30,9 @@ const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
 
 /* ---- hints (volumes.rst) ---- */
 
-/* Which blocks are looked for from the next batch on.  OFF is for a whole
- * transaction: when a sync point publishes blocks, the index gets hints to all
- * of them or to none. */
+/* Chooses the blocks that are looked up from the next batch on.  OFF is for a
+ * whole transaction: when a sync point publishes blocks, the index gets hints
+ * to all of them or to none. */
 void gd_transaction_set_lookup_mode(gd_transaction *transaction,
                                     gd_dedup dedup);
 /* Looks into these groups first.  Called before the first block. */
@@ -58,8 +58,8 @@ gd_status gd_transaction_find(gd_transaction *transaction,
                               const gd_fingerprint *fps,
                               const uint32_t *lengths, size_t count,
                               gd_address *addresses, gd_error *err);
-/* The same for blocks of which somebody says where they are: *addresses[i] stays
- * if the block is there, else it becomes group 0.  Where nothing is said, it is
+/* The same for blocks with addresses that another process claims: *addresses[i]
+ * stays if the block is there, else it becomes group 0.  Without a claim, it is
  * group 0. */
 gd_status gd_transaction_find_at(gd_transaction *transaction,
                                  const gd_fingerprint *fps,
@@ -102,12 +102,12 @@ gd_status gd_transaction_sync(gd_transaction *transaction, gd_error *err);
  * right after gd_transaction_sync. */
 void gd_transaction_count(const gd_transaction *transaction,
                           uint64_t *new_bytes, uint64_t *stored_bytes);
-/* Writes out what was appended, without a sync point, and fills in what it takes
- * on the disk, and how many plain bytes of it were found. */
+/* Writes out the appended blocks, without a sync point, and fills in their
+ * bytes on the disk, and how many plain bytes of it were found. */
 gd_status gd_transaction_measure(gd_transaction *transaction,
                                  uint64_t *stored_bytes, uint64_t *found_bytes,
                                  gd_error *err);
-/* What stays on the disk if the transaction is aborted now. */
+/* Counts the bytes that stay on the disk if the transaction is aborted now. */
 uint64_t gd_transaction_kept_bytes(const gd_transaction *transaction);
 /* The recipe counts these bytes too: an earlier transaction stored them for
  * this image. */
@@ -120,9 +120,9 @@ gd_status gd_transaction_set_hash(gd_transaction *transaction,
                                   const char *name, const uint8_t *value,
                                   size_t length, gd_error *err);
 
-/* Makes the image exist, durably, and fills in what was stored.  After an error
- * *linked says whether the image may exist anyway (N8.6).  If it does not, the
- * transaction can only be aborted. */
+/* Makes the image exist, durably, and fills in the stored bytes.  After an
+ * error *linked is true if the image may exist anyway (N8.6).  If it does not,
+ * the transaction can only be aborted. */
 gd_status gd_transaction_commit(gd_transaction *transaction,
                                 gd_recipe_header *header, bool *linked,
                                 gd_error *err);
