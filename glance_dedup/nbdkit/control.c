@@ -244,7 +244,7 @@ find_users(gd_nbdkit_control *control, const gd_repo *repo, gd_error *err)
     struct stat st;
     if (fstat(repo->root, &st) < 0) {
         return gd_fail_errno(err, errno,
-                             "cannot look at the repository's directory");
+                             "cannot stat the repository's directory");
     }
     control->user = geteuid();
     control->group = st.st_gid;

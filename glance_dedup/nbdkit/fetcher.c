@@ -238,7 +238,7 @@ gd_nbdkit_fetcher_start(const char *socket,
 {
     gd_nbdkit_fetcher *fetcher = calloc(1, sizeof *fetcher);
     if (fetcher == NULL) {
-        return gd_fail(err, GD_NOMEM, "no memory to ask dedupd");
+        return gd_fail(err, GD_NOMEM, "no memory to call dedupd");
     }
     fetcher->socket = socket;
     write_id(repository_id, fetcher->repository_id);
@@ -249,7 +249,7 @@ gd_nbdkit_fetcher_start(const char *socket,
         pthread_cond_destroy(&fetcher->more);
         pthread_mutex_destroy(&fetcher->mutex);
         free(fetcher);
-        return gd_fail_errno(err, rc, "cannot start the thread that asks "
+        return gd_fail_errno(err, rc, "cannot start the thread that calls "
                                       "dedupd");
     }
     *out = fetcher;

@@ -724,7 +724,7 @@ gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
     *same = false;
     int rc = renew(env, dir, path);
     if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot look anew for %s", path);
+        return gd_fail_errno(err, -rc, "cannot look up %s again", path);
     }
     rc = env->fstat(env, fd, &own);
     if (rc == -ESTALE || rc == -ENOENT) {

@@ -23,7 +23,7 @@ file_mode(const gd_env *env, int root, mode_t *mode, gd_error *err)
     *mode = 0600;
     int rc = env->fstat(env, root, &st);
     if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot look at the repository's "
+        return gd_fail_errno(err, -rc, "cannot stat the repository's "
                              "directory");
     }
     if ((st.st_mode & S_IWGRP) != 0) {
@@ -115,7 +115,7 @@ open_checked(const gd_env *env, int root, const char *path, int flags,
     }
     int rc = env->fstat(env, *fd, &st);
     if (rc < 0) {
-        s = gd_fail_errno(err, -rc, "cannot look at %s", path);
+        s = gd_fail_errno(err, -rc, "cannot stat %s", path);
     } else if (!S_ISREG(st.st_mode)) {
         s = gd_fail(err, GD_CORRUPT, "%s is not an ordinary file", path);
     } else if (alone && st.st_nlink > 1) {

@@ -656,7 +656,7 @@ read_data(const gd_group *group, const gd_object *object, void *out,
     }
     if (group->slices == NULL) {
         return gd_fail(err, GD_UNAVAILABLE, "%s is cold, and this program was "
-                       "not told how to ask the object store", group->name);
+                       "not configured for the object store", group->name);
     }
     return gd_slices_read(group->slices, object, out, length, offset,
                           group->name, err);

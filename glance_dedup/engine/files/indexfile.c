@@ -310,7 +310,7 @@ read_head(gd_index_reader *reader, const gd_index_id *id,
     struct stat st;
     int rc = reader->env->fstat(reader->env, reader->fd, &st);
     if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot look at %s", reader->name);
+        return gd_fail_errno(err, -rc, "cannot stat %s", reader->name);
     }
     GD_TRY(gd_read_full(reader->env, reader->fd, raw, sizeof raw, 0,
                         reader->name, err));

@@ -154,7 +154,7 @@ start_file(gd_group_rewrite *r, gd_error *err)
     do {
         rc = env->fallocate(env, r->file.fd, 0, r->end);
     } while (rc == -EINTR);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot write %s anew as %s",
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot rewrite %s as %s",
                                   old->name, r->file.name)
                   : GD_OK;
 }

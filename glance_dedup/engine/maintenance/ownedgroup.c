@@ -117,7 +117,7 @@ gd_owned_group_require_usable(const gd_owned_group *owned, gd_error *err)
     if (owned->failed) {
         return gd_fail(err, GD_CLOSED,
                        "%s was removed, or something failed in it: enter it "
-                       "anew", owned->leased->group->name);
+                       "again", owned->leased->group->name);
     }
     return GD_OK;
 }

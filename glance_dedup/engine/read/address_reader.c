@@ -95,7 +95,7 @@ verify(gd_address_reader *reader, const gd_entry *entry, uint32_t slot,
     if (!block.good) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: the block of slot %u, in the segment at offset "
-                       "%u, is not what its checksum and fingerprint say",
+                       "%u, does not match its checksum and fingerprint",
                        reader->group->name, slot, entry->segment);
     }
     return GD_OK;

@@ -96,7 +96,7 @@ verify_want(const gd_fetch *fetch, const gd_want *want,
                     entry->plain_length, 0) != entry->checksum) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: the block of slot %u, in the segment at offset "
-                       "%u, is not what its checksum says; %s needs it",
+                       "%u, does not match its checksum; %s needs it",
                        want->group->name, want->slot, entry->segment,
                        fetch->plan.recipe->name);
     }

@@ -127,7 +127,7 @@ forget_group(gd_fpcache *cache, uint32_t number, gd_error *err)
     }
     pthread_mutex_unlock(&cache->mutex);
     int rc = cache->env->renew(cache->env, cache->root, name);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot look anew for %s", name)
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot look up %s again", name)
                   : GD_OK;
 }
 

@@ -229,7 +229,7 @@ read_head(const gd_env *env, gd_journal *journal,
     }
     int rc = env->fstat(env, journal->fd, &st);
     if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot look at %s", journal->name);
+        return gd_fail_errno(err, -rc, "cannot stat %s", journal->name);
     }
     if ((uint64_t)st.st_size < gd_volume_head_records_start(head->marks)) {
         return gd_fail(err, GD_CORRUPT, "%s ends within its head",
@@ -510,7 +510,7 @@ gd_journal_scan(gd_journal *journal, uint64_t before,
     struct stat st;
     int rc = env->fstat(env, journal->fd, &st);
     if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot look at %s", journal->name);
+        return gd_fail_errno(err, -rc, "cannot stat %s", journal->name);
     }
     scanner scan = {.journal = journal,
                     .window = gd_alloc(env, SCAN_ROOM, err),
