@@ -13,7 +13,7 @@ size, in a process of its own that begins with an open catalog, the growth of
 the process's memory at its peak is shown by
 
 * counting the image, and one that is the same; and un-counting the latter;
-* making the catalog anew, with both;
+* rebuilding the catalog, with both;
 * merging the image to other copies of some of its blocks;
 * evacuating a block group of which it needs a few blocks;
 * planning to evict it, and evicting it.
@@ -68,7 +68,7 @@ def open_repository(directory: str) -> image_repository.Repository:
 
 
 class Bench:
-    """A repository with the images, and what is done with it."""
+    """A repository with the images, and the measured operations."""
 
     def __init__(self, directory: str,
                  repo: image_repository.Repository) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What reading would gain if blocks were stored anew in another order.
+"""Measure the gain for reads if blocks were stored again in another order.
 
 Run it from a checkout in which the extension is built::
 

@@ -176,7 +176,7 @@ class Hosts:
                 base.link(image)
 
     def close(self) -> None:
-        """End what is not the cloud's."""
+        """End the parts that are not the cloud's."""
         self._linked.close()
 
     def disk(self) -> int:
@@ -294,7 +294,7 @@ class Benchmark:
         os.unlink(path)
 
     def close(self) -> None:
-        """End what is not the cloud's."""
+        """End the parts that are not the cloud's."""
         for hosts in self._hosts.values():
             hosts.close()
 

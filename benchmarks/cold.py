@@ -73,7 +73,7 @@ class Bench:
             transaction.commit()
 
     def read(self) -> object_store.Counts:
-        """Read the image; what was asked of the object store for it."""
+        """Read the image; return the requests to the object store for it."""
         # Another handle, which has nothing in its memory.
         with image_repository.Repository(
                 self.repo.path, filter_dir=self._directory) as repo:
@@ -94,7 +94,7 @@ class Bench:
             maintainer, pacing.Pace(), full=True))
 
     def tier(self) -> tuple[common.Spent, object_store.Counts]:
-        """Move what can; how long it took, and what was asked."""
+        """Move all groups that can; return the time, and the requests."""
         opened: list[object_store.ObjectStore] = []
         connect = cold_settings.connect
 

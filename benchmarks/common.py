@@ -334,7 +334,7 @@ class Memory(NamedTuple):
     resident: int
     #: resident, with pages that several processes have counted in part
     proportional: int
-    #: of these, what is no page of a file: the system cannot drop it
+    #: of these, pages of no file: the system cannot drop them
     anonymous: int
 
 
@@ -354,7 +354,7 @@ def memory(pid: int | str = 'self') -> Memory:
 
 
 def forget_peak(pid: int | str = 'self') -> None:
-    """Make what is resident now the peak."""
+    """Make the present resident memory the peak."""
     with open(f'/proc/{pid}/clear_refs', 'w') as f:
         f.write('5\n')
 

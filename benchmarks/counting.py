@@ -118,7 +118,7 @@ def measure(repo: image_repository.Repository, rounds: int) -> None:
 
 
 def main() -> None:
-    """Measure what the command line says."""
+    """Measure with the command line's arguments."""
     args = common.arguments(
         __doc__, rounds=3, images=(300, 'how many'),
         runs=(10000, 'of each image')).parse_args()

@@ -182,7 +182,7 @@ def read_plain(path: str, ranges=None) -> None:
 
 
 def plain(path: str, ranges=None) -> Done:
-    """The same of the file itself: one seek, and what is allocated."""
+    """The same of the file itself: one seek, and its allocated bytes."""
     wall = common.timed(read_plain, path, ranges).wall
     if ranges is None:
         return Done(1, 1, os.stat(path).st_blocks * 512, wall)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * diskmodel.h - what a disk with a head would be asked for by a program's reads
- * and writes, which a quick disk, or a virtual one, hides.
+ * diskmodel.h - requests to a disk with a head, caused by a program's reads and
+ * writes, which a quick disk, or a virtual one, hides.
  *
  * The model has a page cache, empty at first and without bounds, so that what
  * was read or written once is not read again, and what is written waits until it
@@ -10,7 +10,7 @@
  * one, if it stays within the same file and a group's length, else a far one.  A
  * file lies in one piece, at a place of its own.
  *
- * A sync writes what is dirty of the file, and then the file system's journal,
+ * A sync writes the file's dirty pages, and then the file system's journal,
  * which is a file like others.  Thread-safe: all threads have the one head.
  */
 #ifndef GD_BENCH_DISKMODEL_H
@@ -33,10 +33,10 @@ typedef struct dm_disk dm_disk;
 dm_disk *dm_open(void);
 void dm_close(dm_disk *disk);
 
-/* file: whatever tells files apart; 0 is the journal. */
+/* file: a number that distinguishes files; 0 is the journal. */
 void dm_read(dm_disk *disk, uint64_t file, uint64_t offset, uint64_t length);
 void dm_write(dm_disk *disk, uint64_t file, uint64_t offset, uint64_t length);
-/* Writes what is dirty of the range. */
+/* Writes the dirty pages of the range. */
 void dm_flush(dm_disk *disk, uint64_t file, uint64_t offset, uint64_t length);
 void dm_sync(dm_disk *disk, uint64_t file);
 /* Forgets what lies behind the file's new end. */

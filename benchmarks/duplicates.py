@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Storing what is stored already, against computing fingerprints alone.
+"""Compare storing stored images with computing fingerprints alone.
 
 Run it from a checkout in which the extension is built; gcc and the engine's
 libraries are needed::

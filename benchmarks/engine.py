@@ -20,7 +20,7 @@ a ratio to its reference, which is measured in the same round, just before:
   touched before does not count; and what is not zeros of the images named;
 * the peak memory that storing takes, beside the filter;
 * bytes of filter per million blocks, of metadata per GiB;
-* for the images named: what is stored, and the inline path's share of the
+* for the images named: the stored bytes, and the inline path's share of the
   savings that an exact deduplication would reach.
 
 DIR (default: a directory beside the current one's files) decides which disk is

@@ -71,7 +71,7 @@ LATER = {
 class Image(NamedTuple):
     release: str
     role: str
-    #: nothing for one that is installed, else what is done to ``source``
+    #: nothing for one that is installed, else the change of ``source``
     how: str = ''
     architecture: str = 'amd64'
 

@@ -141,7 +141,7 @@ def show(subjects: list[Subject], writes: bool) -> None:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure with the command line's arguments."""
     parser = common.arguments(
         __doc__, rounds=5, filter_dir=True, blocks=(1_000_000, 'how many'),
         index_mib=(64, 'for the filter and caches'),

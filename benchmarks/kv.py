@@ -91,7 +91,7 @@ def show(backend: str, keys: int, runs: list[Run]) -> None:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure with the command line's arguments."""
     args = common.arguments(
         __doc__, rounds=3, keys=('100000,1000000,10000000', 'how many'),
         backends=('inram,dtb,lmdb,leveldb', 'which'),

@@ -36,7 +36,7 @@ from glance_dedup.driver import dedup_store
 
 
 class Bench(upload.Bench):
-    """A store in this process; and what is done with it."""
+    """A store in this process, and the measured operations."""
 
     def __init__(self, directory: str, socket: str):
         super().__init__(directory)

@@ -95,7 +95,7 @@ def run(*command: str, cwd: str | None = None, reader: Reader | None = None,
             process.returncode = os.waitstatus_to_exitcode(status)
         finally:
             timer.cancel()
-            if process.returncode is None:  # what is read is wrong
+            if process.returncode is None:  # the bytes read are wrong
                 os.killpg(process.pid, 9)
                 process.wait()
             if process.stdout is not None:
@@ -375,7 +375,7 @@ class Casync(Peer):
 
 
 class Squashfs(Peer):
-    """Written once and as a whole: what is deleted stays in it."""
+    """Written once and as a whole: deleted files stay in it."""
 
     title = 'squashfs, zstd'
     needs = ('mksquashfs', 'unsquashfs')
@@ -576,7 +576,7 @@ def one_peer(kind: type[Peer], directory: str) -> Iterator[Peer]:
                 peer.close()
 
 
-# -- what is shown ------------------------------------------------------------
+# -- output -------------------------------------------------------------------
 
 HEAD = ('', 'stored, MiB', 'of not zeros', 'of restic', 'ingest, s',
         'maintenance, s', 'cold, s', 'of cat', 'warm, s', 'of cat',
@@ -620,7 +620,7 @@ def draw(rows: list[Row], size: int, path: str) -> None:
 
 
 def own_mounts() -> None:
-    """Start anew where mounts go when the process does, whatever ends it."""
+    """Start again in a namespace whose mounts end with the process."""
     if os.geteuid() == 0 and INSIDE not in os.environ and shutil.which(
             'unshare'):
         os.environ[INSIDE] = 'yes'

@@ -62,7 +62,7 @@ def begin(repo: image_repository.Repository, image_id: str, samples: bool,
           **scope: str) -> openimages.Transaction:
     transaction = repo.begin(image_id, **scope)
     if not samples:
-        # Who looks blocks up himself is taken to know where they are cut.
+        # A caller that looks blocks up itself is taken to know their cuts.
         transaction.find(b'', b'')
     return transaction
 

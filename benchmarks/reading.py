@@ -327,7 +327,7 @@ def storm(measure: Measure, stored: list[Stored], plain: list[str],
 # -- rounds -------------------------------------------------------------------
 
 def copied(images: list[str], directory: str) -> list[str]:
-    """Sparse copies, so that what is read lies on the disk measured."""
+    """Make sparse copies, so that reads use the disk that is measured."""
     copies = []
     for i, image in enumerate(images):
         copies.append(os.path.join(directory, f'plain-{i}'))

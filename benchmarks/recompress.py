@@ -16,7 +16,7 @@ shows
 * the blocks, their segments' headers included, in percent of
   the same blocks before compression: as they were stored, and after each
   codec;
-* the rate of compressing anew, by those bytes, and the processor time;
+* the rate of compressing again, by those bytes, and the processor time;
 * the rate of reading the images back, all of it in the page cache, and the
   time of reading 4 KiB anywhere in them, through the engine, with a cache of
   segments of so many MiB, which is empty at first: as stored, and after each
@@ -74,7 +74,7 @@ def read_anywhere(repo: image_repository.Repository, seed: int) -> None:
 
 
 def share(repo: image_repository.Repository) -> tuple[float, int]:
-    """Of what is stored, in percent of what it was; and these bytes."""
+    """Return the stored bytes, in percent of plain ones and as a number."""
     parts = space.parts(repo)
     plain = sum(part.plain_bytes or 0 for part in parts)
     stored = sum(part.bytes for part in parts if part.plain_bytes is not None
@@ -116,7 +116,7 @@ def measure(table: common.Table, repo: image_repository.Repository, codec: str,
 
 def one_round(table: common.Table, options: Any, path: str,
               threads: int, seed: int) -> None:
-    """Each codec anew from what was stored."""
+    """Measure each codec, each time from the first store."""
     for codec in options.codecs.split(','):
         print(f'{threads} threads, {codec}', file=sys.stderr)
         image_repository.Repository.create(path,

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def compare(path: str, directory: str, images: list[str]) -> None:
-    """See whether what came is what was sent."""
+    """Compare the received images with the sent ones."""
     with image_repository.Repository(path, filter_dir=directory) as repo:
         for number, name in enumerate(images):
             with repo.open_image(f'image-{number}') as image, \

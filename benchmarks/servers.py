@@ -53,7 +53,7 @@ LIMIT = 600
 
 
 def run(*command: object) -> str:
-    """:raises SystemExit: with what it said, if it fails"""
+    """:raises SystemExit: with its output, if it fails"""
     done = subprocess.run(list(map(str, command)), capture_output=True,
                           text=True, timeout=LIMIT)
     if done.returncode:

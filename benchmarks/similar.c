@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * similar.c - what it brings to compress similar blocks together.
+ * similar.c - the gain of compressing similar blocks together.
  *
  *     similar LEVEL SEGMENT_KIB FILE...
  *
- * cuts the FILEs into blocks of 4 KiB, leaves out zeros and what came before,
+ * cuts the FILEs into blocks of 4 KiB, leaves out zeros and earlier blocks,
  * and divides the rest into groups of 32,768 blocks.  It compresses each group
  * with zstd at this LEVEL, in segments of this size, once in the order of the
  * blocks and once in the order that the engine finds; within a segment they lie
@@ -76,7 +76,7 @@ ascending(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Whether the block is new and not zeros. */
+/* Returns whether the block is new and not zeros. */
 static bool
 is_new(const uint8_t *block)
 {

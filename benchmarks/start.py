@@ -278,7 +278,7 @@ class Subject:
             raise SystemExit(f'the record of {name} was not lost: it has only '
                              f'{used} entries behind its published count')
 
-    # -- what is measured --------------------------------------------------
+    # -- measurements ------------------------------------------------------
 
     def _run(self, program: str, what: str, image_id: str) -> dict[str, float]:
         done = subprocess.run(
@@ -378,7 +378,7 @@ def one_round(subject: Subject, figures: Figures, cold: bool) -> None:
     cases['filter deleted'] = subject.delete_filter
     for case, leave in cases.items():
         for warm in (False, True) if cold else (True,):
-            # What comes first meets what was left; so each gets its own.
+            # The first command meets remaining state; so each gets its own.
             for measure in (subject.upload, subject.driver, subject.download,
                             subject.daemon):
                 if case == 'lost power' and warm:
@@ -407,7 +407,7 @@ def measure(args: argparse.Namespace, blocks: int, cold: bool) -> None:
             one_round(subject, figures, cold)
         print(f'\n{blocks / 1e6:.1f} million blocks, {images} images')
         figures.show()
-        print(f'the catalog made anew in {made["catalog"]:.1f} s, the filter '
+        print(f'the catalog rebuilt in {made["catalog"]:.1f} s, the filter '
               f'in {made["filter"]:.1f} s', flush=True)
 
 

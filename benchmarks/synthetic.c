@@ -12,7 +12,7 @@
  * blocks among them, in order.  Nothing is synced before the end, nor locked:
  * nobody else may use the repository meanwhile.
  *
- * All bytes are the engine's own: this file only says what there is to write.
+ * All bytes are the engine's own: this file only chooses the data to write.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -99,7 +99,7 @@ def configuration() -> cfg.ConfigOpts:
 
 
 class Bench:
-    """Stores in a directory, and what was measured of them."""
+    """Stores in a directory, and their measurements."""
 
     def __init__(self, directory: str):
         self.table = common.Table()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Lets the benchmarks of papers import what is beside their folder."""
+"""Let the benchmarks of papers import the modules beside their folder."""
 
 import os
 import sys

@@ -54,7 +54,7 @@ import threading
 import time
 from typing import Any
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import batchrank
 import common
 import plot
@@ -119,7 +119,7 @@ class Sampler:
 
 
 def made_disks(directory: str, count: int, size: int) -> list[str]:
-    """Disks as the description says."""
+    """Make disks by the description; return their paths."""
     paths = []
     shared = random.Random(0).randbytes(size // 2 // SEGMENT * SEGMENT)
     for number in range(count):
@@ -175,7 +175,7 @@ class Night:
     anonymous: int
     """The same without pages of files, which the system can drop."""
     events: list[dict[str, Any]]
-    """What the ranks told."""
+    """The ranks' records."""
 
     @property
     def rate(self) -> float:
@@ -189,7 +189,7 @@ class Night:
 
 
 def read_events(directory: str) -> list[dict[str, Any]]:
-    """What the ranks told, one process after the other."""
+    """Return the ranks' records, one process after the other."""
     return [{**json.loads(line), 'pid': path.name} for path in sorted(
         pathlib.Path(directory).glob('[0-9]*')) if path.suffix == ''
         for line in path.read_text(encoding='utf-8').splitlines()]

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common  # noqa: F401  finds the packages beside it
 
 from glance_dedup import _engine
@@ -87,7 +87,7 @@ class PartitionExchange(rank_exchange.Exchange):
 
 
 class Ranks(rank_exchange.Ranks):
-    """Ranks that send requests and references as option 1 says."""
+    """Ranks that send requests and references by option 1."""
 
     def exchange(self, kind: bytes, receive: Any) -> rank_exchange.Exchange:
         found = super().exchange(kind, receive)
@@ -97,7 +97,7 @@ class Ranks(rank_exchange.Ranks):
 
 
 class Round(stages.Round):
-    """A round that tells option 1's exchange how many partitions there are."""
+    """A round that gives option 1's exchange its number of partitions."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -118,7 +118,7 @@ class DirtyBits(digests.DigestChanges):
 
 
 class Rank(rank.Rank):
-    """A rank that tells which segments were clean."""
+    """A rank that records the clean segments."""
 
     def _committed(self, task: stages.Task, stat: Any) -> None:
         rank.tell(self._ranks.rank, 'segments', name=task.view.name,
@@ -127,7 +127,7 @@ class Rank(rank.Rank):
 
 
 def main() -> int:
-    """Run one rank, as the trial says."""
+    """Run one rank of the trial."""
     trial = read_trial()
     rank_exchange.BUFFER = (
         trial.buffer // rank_spool.RECORD * rank_spool.RECORD)

@@ -52,7 +52,7 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 from common import MIB
 from common import PIECE
@@ -81,9 +81,9 @@ POLICIES = {'hash': {'fingerprint': 'sha256', 'verify': 'fingerprint'},
 
 # What DEDE's authors published.
 DEDE_KEPT = 235 / 1300      # of 113 virtual machines with 1.3 TB
-DEDE_INDEX = 0.011          # of what is kept
+DEDE_INDEX = 0.011          # of the kept bytes
 DEDE_ENTRY = 23             # bytes
-DEDE_LOG = 1 / 150          # of what is written
+DEDE_LOG = 1 / 150          # of the written bytes
 DEDE_RATES = {'scan': 6600.0, 'subdivide': 37.5, 'share': 2.6}  # MB/s
 
 
@@ -93,8 +93,8 @@ class Scale(NamedTuple):
     images: int     #: that are made
     mib: int        #: of each
     merged: int     #: MiB of each image of which rates are measured
-    logged: int     #: MiB that one host stores and another looks at
-    interval: float     #: seconds between two looks of a daemon
+    logged: int     #: MiB that one host stores and another scans
+    interval: float     #: seconds between two scans of a daemon
     records: tuple[int, ...]    #: of the indexes
 
 
@@ -112,7 +112,7 @@ class Way(NamedTuple):
 
     name: str
     hosts: int
-    dedup: bool     #: whether they look for duplicates
+    dedup: bool     #: they search for duplicates
 
 
 WAYS = (Way('one host', 1, True), Way(f'{HOSTS} hosts', HOSTS, True),
@@ -181,7 +181,7 @@ def show_savings(found: dict[str, hosts.Kept], exact: int) -> None:
 
 
 def show_metadata(kept: hosts.Kept) -> None:
-    """Print what is needed to find blocks, as shares of what is kept."""
+    """Print the bytes needed to find blocks, as shares of the kept bytes."""
     print()
     for name, size, theirs in (
             ('index', kept.index, f' (DEDE: {DEDE_INDEX:.1%})'),
@@ -251,7 +251,7 @@ def need(found: int, wanted: int) -> None:
 
 def rates_of_stages(directory: str, filters: str, mib: int, policy: str
                     ) -> Iterator[Rate]:
-    """Merge in parts: what is found, and images with few and with all."""
+    """Merge in parts: the duplicates found, and images with few and all."""
     blocks = mib * MIB // BLOCK
     with common.new_repository(directory, filter_dir=filters,
                                **POLICIES[policy]) as repo:
@@ -384,10 +384,10 @@ def measure_savings(args: Any, directory: str, filters: str) -> None:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure with the command line's arguments."""
     parser = common.arguments(__doc__, paths='*', filter_dir=True)
     parser.add_argument('--scale', choices=SCALES, default='full',
-                        help='how much is done (default: %(default)s)')
+                        help='amount of work (default: %(default)s)')
     parser.add_argument('--only', choices=PARTS, action='append',
                         help='this part; may be repeated (default: all)')
     plot.argument(parser, 'DIR')

@@ -57,7 +57,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple, Protocol
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 from common import MIB
 import equalblocks
@@ -102,7 +102,7 @@ RAW = {'sequential': ('MB/s', 147.0), 'random': ('IOPS', 420.0)}
 #: Lowest and highest rate, by data, backend and cache. Their CBT is LMDB here.
 #: They give no rates of LevelDB, and for random writes one range for all.
 _UNIQUE = {'inram': (147, 147), 'dtb': (34, 147)}
-#: 0: they say only how much it was at most.
+#: 0: the paper gives only the maximum.
 _CBT = {1: (3, 6), 1000: (13, 34), 0: (0, 95)}
 _RANDOM = (670, 11100)
 #: Multiples of the raw disk's rate.
@@ -208,10 +208,10 @@ class Target(Protocol):
         """Read whole blocks."""
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make the writes durable."""
 
     def finish(self) -> None:
-        """Do what is left to do, and sync."""
+        """Do the remaining work, and sync."""
 
 
 class Nothing:
@@ -302,9 +302,9 @@ class Done(NamedTuple):
 
 def replay(work: traces.Work, block: int, target: Target, every: int,
            seconds: float) -> Done:
-    """Do what is asked, for so many seconds at most; directmap.c does it, too.
+    """Do the work, for so many seconds at most; directmap.c does it, too.
 
-    :raises AssertionError: a block that is checked was not what was written
+    :raises AssertionError: a checked block differs from the written one
     """
     done = size = writes = 0
     start = time.perf_counter()
@@ -438,7 +438,7 @@ def choices(data: DataSet, scale: Scale) -> tuple[int, ...]:
 
 
 def show_head(data: DataSet, scale: Scale) -> None:
-    """Print what is above the lines."""
+    """Print the lines' heading."""
     raw = RAW.get(data.name.partition(' ')[0])
     print(f'\n{data.name}: blocks of {data.block}, {data.work.written:,} '
           f'written at most, {data.work.ratio:,.2f} for each different one; '
@@ -580,7 +580,7 @@ def show_kernels(paths: list[str], directory: str) -> None:
 
 def show_hints(directory: str, filters: str, scale: Scale,
                figures: str | None) -> None:
-    """Measure what hints gain, and draw it; hints.py says how.
+    """Measure the gain of hints, and draw it, as described in hints.py.
 
     :param figures: the directory for the figure; None: it is not drawn
     """
@@ -610,7 +610,7 @@ def show_hints(directory: str, filters: str, scale: Scale,
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Measure with the command line's arguments."""
     parser = common.arguments(
         __doc__, filter_dir=True,
         quick=(False, 'as --scale quick, unless that is given'),

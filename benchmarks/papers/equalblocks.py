@@ -32,7 +32,7 @@ import subprocess
 import tempfile
 from typing import NamedTuple
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 from common import MIB
 import plot

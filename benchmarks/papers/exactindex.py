@@ -23,7 +23,7 @@ import contextlib
 import os
 from typing import NamedTuple
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 import synthetic
 

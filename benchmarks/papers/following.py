@@ -9,11 +9,11 @@ Run it from a checkout::
 
 Two tables:
 
-* one look at a repository with so many groups: the first one, which fills the
+* one scan of a repository with so many groups: the first one, which fills the
   filter; one that finds nothing; one that lists the groups, as the first one
   in a minute does; and one that finds nothing while 1,000 groups may grow. The
   groups have headers, records and entries, and no blocks;
-* a look after so much new data was stored by another host, and by this host.
+* a scan after so much new data was stored by another host, and by this host.
 
 Bytes are those that the process read by system calls. In the first table they
 leave out the list of names, for which nobody counts them.
@@ -24,7 +24,7 @@ import struct
 import time
 import uuid
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 
 from glance_dedup.check import ondisk
@@ -112,7 +112,7 @@ def of_groups(place: str, count: int) -> None:
 
 
 def of_data(place: str, mib: int) -> dict[str, tuple[float, float, int]]:
-    """What a look takes after a host stored so many MiB, by which host."""
+    """Return the cost of a scan after a host stored so many MiB, by host."""
     def put(repo: image_repository.Repository) -> None:
         common.store(repo, str(uuid.uuid4()), (
             os.urandom(common.MIB) for _ in range(mib)))

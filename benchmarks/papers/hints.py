@@ -37,7 +37,7 @@ import tempfile
 from typing import NamedTuple
 import warnings
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 from common import MIB
 

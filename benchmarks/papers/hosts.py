@@ -14,9 +14,9 @@ than this runs. So a host learns of the others only what it asks for. On each
 host run a dedupd, by which the host's filter follows the others, and a process
 that stores images, both with that filter. The images are stored
 
-* *in turn*: each by the next host, when that host has looked at what was
+* *in turn*: each by the next host, when that host has scanned the groups
   stored before. The images stand for ones that come further apart than the
-  looks;
+  scans;
 * *at once*: all hosts begin together, and each stores its share without a
   pause. What several of them store between two looks is stored several times.
 
@@ -37,7 +37,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 from common import MIB
 import equalblocks
@@ -49,7 +49,7 @@ from tests.support import daemons
 
 BLOCK = 4096
 HOSTS = 4
-#: Seconds that a host may take to look at what the others stored.
+#: Seconds that a host may take to scan the groups that others stored.
 LIMIT = 300
 #: Seconds for which names and attributes are believed.
 REMEMBERED = 3600

@@ -41,7 +41,7 @@ import shutil
 import sqlite3
 import subprocess
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import batch
 import common
 from common import MIB
@@ -61,7 +61,7 @@ PAPER = (0.78, 0.745, 0.944)
 
 
 def run(*words: str) -> None:
-    """Run a program, and show what it said only if it fails."""
+    """Run a program, and show its output only if it fails."""
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f'{" ".join(words)}: {done.stderr.strip()}')

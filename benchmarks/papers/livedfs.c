@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * livedfs.c - one step of an experiment: writes or reads an image, or a plain
- * file, and says what that took.  livedfs.py calls it.
+ * file, and prints the cost.  livedfs.py calls it.
  *
  *     livedfs OPERATION KEY=VALUE...
  *
@@ -12,10 +12,10 @@
  *
  * The data are noise, made of the seed before the clock starts, so that what is
  * read can be compared.  halt-...: stores the data, then as much of the next
- * seed without end, says so, and waits to be killed.
+ * seed without end, reports it, and waits to be killed.
  *
  * All system calls are the engine's own, through a table of this file
- * (watched_env), which tells each to the model of a disk (diskmodel.h), and
+ * (watched_env), which passes each to the model of a disk (diskmodel.h), and
  * makes the engine behave as if it were built otherwise:
  *
  * stores=DIRECTORY  the entries of each group lie in a file there instead of in
@@ -147,8 +147,8 @@ watched_close(const gd_env *env, int fd)
     return w->real->close(w->real, fd);
 }
 
-/* Whether this is of a group's entries; then *fd and *inode are of the file
- * that has them.  The engine never asks for these and others at once. */
+/* Returns whether this is of a group's entries; then *fd and *inode are of the
+ * file that has them.  The engine never requests these and others at once. */
 static bool
 is_of_entries(const watched_env *w, const open_file *f, uint64_t offset,
               int *fd, uint64_t *inode)
@@ -252,8 +252,8 @@ write_entry_page(watched_env *w, const open_file *f, int fd, uint64_t offset)
     return n;
 }
 
-/* The first block's worth of a write, and its entry; the engine asks again for
- * the rest. */
+/* The first block's worth of a write, and its entry; the engine requests
+ * the rest again. */
 static ssize_t
 write_alone(watched_env *w, const open_file *f, int fd,
             const struct iovec *iov, uint64_t offset)
@@ -383,7 +383,7 @@ watched_start_readahead(const gd_env *env, int fd, uint64_t offset,
     w->real->start_readahead(w->real, fd, offset, length);
 }
 
-/* The table is the real one, but for what is watched. */
+/* The table is the real one, except for the watched calls. */
 static void
 watch(watched_env *w)
 {

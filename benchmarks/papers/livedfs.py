@@ -16,9 +16,9 @@ Storage of Virtual Machine Images in an Open-Source Cloud", Middleware 2011:
 * A2: it is read from end to end, with nothing of it in the page cache;
 * A3: it is written again, under another name, the page cache having nothing;
 * A4: the power is lost: an image was committed, and another one is being
-  written. What was not synced is gone, and the filter. Then the file system is
-  mounted, the repository opened and its filter made anew, 4 MiB of new data
-  stored, the committed image read, and the other one written again;
+  written. Bytes that were not synced are gone, and the filter. Then the file
+  system is mounted, the repository opened and its filter rebuilt, 4 MiB of
+  new data stored, the committed image read, and the other one written again;
 * B1: the images named are stored one after the other, distribution by
   distribution, which is what their directories say, or else their names up to
   the first dash: what each takes, zero blocks counted and not;
@@ -59,7 +59,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 from common import MIB
 import disk
@@ -85,7 +85,7 @@ LIMIT = 900     # seconds for any step
 # -- A: one step --------------------------------------------------------------
 
 class Done(NamedTuple):
-    """What a step took: seconds, and what was asked of the disk."""
+    """Cost of a step: seconds, and the requests to the disk."""
 
     wall: float
     cpu: float

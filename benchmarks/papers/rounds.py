@@ -28,7 +28,7 @@ import os
 import random
 import statistics
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common
 import plot
 

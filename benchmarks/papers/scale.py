@@ -14,7 +14,7 @@ then what of each thing is there, with the scarcest first.
 import argparse
 import dataclasses
 
-import _path  # noqa: F401  finds what is beside the folder
+import _path  # noqa: F401  finds the modules beside it
 import common  # noqa: F401  finds the packages beside it
 
 from glance_dedup.backup import rank_exchange
@@ -77,7 +77,7 @@ def night(figures: Figures, hosts: int) -> dict[str, float]:
     index = unique * RECORD
     pairs = hosts * (hosts - 1)
     buffer = rank_exchange.buffer_of(hosts)
-    # A request and its answer, and a reference of what was stored.
+    # A request and its answer, and a reference of each stored block.
     sent = (2 * asked + new) * RECORD
     reading = dirty / hosts * (
         1 + figures.asked * figures.new / 1e4) / (figures.rate_mb * 1e6)

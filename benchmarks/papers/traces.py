@@ -135,7 +135,7 @@ def _ids(line: Line, count: int) -> bytes:
 
 
 def work(lines: Iterable[Line], block: int) -> Work:
-    """What a trace asks of a device whose blocks have so many bytes.
+    """Return a trace's requests to a device whose blocks have so many bytes.
 
     A range that begins or ends within a block becomes one of whole blocks. The
     blocks that the trace touches are numbered in their order, so that the gaps
