@@ -85,12 +85,12 @@ PACKAGES = {
         'base repository http serve compute.cache tasks schedule '
         'endpoints.operations sync endpoints opts settings process status',
     'dedupd.compute.novabase':
-        'base repository client mount compute.cache process daemon',
+        'base repository client fuse_operations compute.cache process daemon',
     'dedupd.compute.relay': 'http settings process',
     'glance_dedup.cli':
         '_engine base check objects repository maintenance metadata_backup '
-        'client transfer adoption mount fstest backup driver.store_opts opts '
-        'status tasks daemon',
+        'client transfer adoption fuse_operations fstest backup '
+        'driver.store_opts opts status tasks daemon',
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
