@@ -3,7 +3,7 @@
 """Builds and runs the fuzz targets, ``fuzz_*.c``.
 
 They run under libFuzzer with the address and undefined-behaviour sanitizers,
-each for 3 seconds, with ``--all`` for 10, and with ``--long`` for 10 minutes.
+each for 3 seconds, and with ``--long`` for 10 minutes.
 ``GLANCE_DEDUP_FUZZ_SECONDS`` sets another number of seconds. Each starts from
 the inputs of its corpus (``corpus.py``), all of which are run first. An input
 that ends a target is kept in ``.log/fuzz/``; the failure says how to run it
@@ -52,8 +52,7 @@ LONG_TIMEOUT = 6000
 
 
 def seconds(config):
-    usual = (600 if config.getoption('--long') else
-             10 if config.getoption('--all') else 3)
+    usual = 600 if config.getoption('--long') else 3
     return int(os.environ.get('GLANCE_DEDUP_FUZZ_SECONDS', usual))
 
 
