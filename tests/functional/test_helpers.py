@@ -134,7 +134,10 @@ def recompressed(daemon):
         r'recompress: groups=(\d+)', daemon.text())))
 
 
+# On two hosts of the model with longer caches, the next test does the same.
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize('paths', ['one host', pytest.param(
+    'two hosts', marks=pytest.mark.long)], indirect=True)
 def test_two_daemons_share_the_groups(paths):
     require_shared_groups(paths)
 
