@@ -19,10 +19,10 @@ CC_plain := gcc
 FLAGS_plain := -O2
 CC_asan := clang
 # gcc defines the macro by itself, clang does not.
-FLAGS_asan := -O1 -g -D__SANITIZE_ADDRESS__ -fsanitize=fuzzer-no-link,address,undefined \
+FLAGS_asan := -O1 -g1 -D__SANITIZE_ADDRESS__ -fsanitize=fuzzer-no-link,address,undefined \
 	-fno-sanitize-recover=all -fno-omit-frame-pointer
 CC_tsan := gcc
-FLAGS_tsan := -O1 -g -fsanitize=thread
+FLAGS_tsan := -O1 -g1 -fsanitize=thread
 COMPILE := $(CC_$(VARIANT)) $(CFLAGS) $(FLAGS_$(VARIANT))
 
 objects = $(patsubst %.c,$(OUT)/%.o,$(wildcard $(1)))
@@ -46,6 +46,12 @@ $(PROGRAMS): %: $(OUT)/%
 $(OUT)/%.o: %.c tests/native.mk
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
+
+# With sanitizers a test compiles in a third of the time without optimization.
+# It runs about as fast, since the engine has most of the work.
+ifneq ($(VARIANT),plain)
+$(PROGRAMS:%=$(OUT)/%.o): COMPILE += -O0
+endif
 
 $(OUT)/libengine.so: $(ENGINE)
 	$(COMPILE) -shared $^ -o $@ $(LDLIBS)
