@@ -47,7 +47,7 @@ class Outcome:
     stored_bytes: int | None = None
     """Bytes that storing the image took; None: nothing was stored."""
     verified: str = ''
-    """What verified the image: a hash's name, or 'bytes'; '': nothing."""
+    """Proof of the image: a hash's name, or 'bytes'; '': nothing."""
     located: bool = False
     """Whether Glance has the image's location."""
     error: BaseException | str | None = None
@@ -56,10 +56,10 @@ class Outcome:
 class Importer:
     """Takes images of a file store into a repository, one by one.
 
-    :param known: Glance's images by their ids; None: Glance is not asked
+    :param known: Glance's images by their ids; None: Glance gets no request
     :param glance: the Glance that gets the new locations
     :param store: the repository's store in Glance; None: Glance gets none
-    :param project: the owner of the images, if Glance is not asked
+    :param project: the owner of the images, if Glance gets no request
     """
 
     def __init__(self, repository: image_repository.Repository, *,

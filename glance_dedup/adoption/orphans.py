@@ -64,7 +64,7 @@ def orphans(stats: Iterable[openimages.ImageStat], known: list[Known],
     """The orphans among a repository's images.
 
     :param stats: the stats of all its images
-    :param known: each Glance's images; asked for after `stats` were listed
+    :param known: each Glance's images; listed after `stats`
     """
     found = []
     for stat in stats:

@@ -28,7 +28,7 @@ class NotSigned(exceptions.RepositoryError):
 class Signer:
     """Signs the locations of one Glance's images; for one thread at a time.
 
-    :param keys: which nobody changes meanwhile
+    :param keys: keys that do not change meanwhile
     :param store: the repository's name in Glance
     """
 

@@ -69,13 +69,13 @@ class Source:
     """Choice of the sources to be backed up."""
 
     name: str
-    """Of a disk's or volume's backups; libvirt's name of a server."""
+    """Name of a disk's or volume's backups; libvirt's name of a server."""
     kind: str
     """'disk', 'server' or 'volume'"""
     path: str = ''
-    """Of a disk."""
+    """Path of a disk."""
     format: str | None = None
-    """Of a disk: 'raw' or 'qcow2'; None: raw, unless it looks otherwise."""
+    """Of a disk: 'raw' or 'qcow2'; None: raw, unless its bytes differ."""
 
 
 @dataclasses.dataclass
@@ -89,7 +89,7 @@ class Result:
     stored: int = 0
     """Plain bytes that were not in the repository before."""
     note: str = ''
-    """Why there is no backup; or what to know of it."""
+    """Reason why there is no backup; or a note on it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +105,11 @@ class Settings:
     hosts: tuple[str, ...] = ()
     """One rank runs on each, started by ssh."""
     state: str = '/var/lib/glance-dedup/backup'
-    """A directory of each host for what is kept between backups."""
+    """A directory of each host for the state between backups."""
     spool: str = '/var/lib/glance-dedup/backup/spool'
     """A directory of each host for the spool of a round."""
     scratch: str = '/var/lib/glance-dedup/backup/scratch'
-    """A directory of each host, for what running servers overwrite."""
+    """A directory of each host, for data that running servers overwrite."""
     views: int = 10 << 30
     """Bytes that the views on one host may take."""
     libvirt: str = 'qemu:///system'
@@ -117,7 +117,7 @@ class Settings:
     backing: tuple[str, ...] = ()
     """Directories of backing files, of servers that are shut off."""
     weight: float = 0.5
-    """Of the total time in a plan's cost (``rounds.py``)."""
+    """Weight of the total time in a plan's cost (``rounds.py``)."""
     project: str = ''
     scope: bytes = bytes(16)
     silence: float = rank_exchange.SILENCE
@@ -219,7 +219,7 @@ class Job:
 
     def _look(self, order: dict[str, Any],
               note: Callable[[dict[str, Any]], None]) -> None:
-        """Have the ranks look for sources, again if MPI fails them.
+        """Have the ranks find sources, again if MPI fails them.
 
         :raises Broken: they cannot, or not in as many attempts as a round has
         """

@@ -155,7 +155,7 @@ class BitmapChanges(views.Changes):
 
 
 def remove_stale(*paths: str) -> None:
-    """Remove files of a job that nobody ended, such as after a crash.
+    """Remove files of a job that has not ended, such as after a crash.
 
     :raises SourceError: one cannot be removed
     """

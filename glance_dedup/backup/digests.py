@@ -72,7 +72,7 @@ def _seal(key: bytes, page: int, digests: bytes) -> bytes:
 
 
 class _Head:
-    """What a file of digests belongs to."""
+    """Head of a file of digests: the source that it belongs to."""
 
     def __init__(self, repository_id: str, identity: str, size: int,
                  key: bytes, digest_key: bytes, base: views.Base) -> None:
@@ -182,7 +182,7 @@ class DigestChanges(views.Changes):
     """Finds clean segments by their digests.
 
     If the new digests cannot be written, the backup goes on without them, a
-    warning is logged, and the next backup reads and sends what it need not.
+    warning is logged, and the next backup reads and sends more than it has to.
 
     :param place: of the source, locked
     :param identity: of the view
@@ -246,7 +246,7 @@ class DigestChanges(views.Changes):
         return False
 
     def is_same(self, number: int, data: Any) -> bool:
-        """Whether the segment has the digest that it had in the base."""
+        """Return whether the segment has the same digest as in the base."""
         digest = (self._zero_digest(number) if data is None
                   else self._digest(data))
         self._add(digest)

@@ -7,7 +7,7 @@ keeps what the server overwrites in a scratch file. The name of the export is
 drawn again for each job, so a connection to it either reaches this job or
 fails. The name is the identity of the view.
 
-The extents are asked for in windows of 256 MiB, so memory does not grow with
+The extents are requested in windows of 256 MiB, so memory does not grow with
 the disk.
 """
 
@@ -87,7 +87,7 @@ class ExportContent(views.Content):
             self._reader.readinto(buffer, offset)
 
     def is_hole(self, offset: int, length: int) -> bool:
-        """Return whether QEMU knows that a segment is zeros."""
+        """Return whether a segment is known to be zeros."""
         return not self._is_noted(offset // views.SEGMENT, 'data')
 
     def is_dirty(self, number: int) -> bool:
@@ -121,7 +121,7 @@ class ExportContent(views.Content):
         return window
 
     def check(self) -> None:
-        """Ask the export for something. Raises as that of the base class.
+        """Send the export a request. Raises as that of the base class.
 
         An export never changes: it is there or not.
         """

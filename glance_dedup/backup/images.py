@@ -131,7 +131,7 @@ def _backing_path(path: str, header: _Header,
 
 
 class ImageContent(views.Content):
-    """What a qcow2 file and those behind it have as a disk.
+    """Bytes of the disk in a qcow2 file and its backing files.
 
     :param directories: where backing files may lie
     :raises SourceError: it is refused, damaged, or in use by a server

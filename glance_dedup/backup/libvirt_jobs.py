@@ -67,7 +67,7 @@ def _end_job(domain: Any, prefix: str) -> None:
 
 def _define(domain: Any, checkpoint: str, targets: list[str],
             flags: int) -> Any:
-    """Tell libvirt of a checkpoint whose bitmaps QEMU has."""
+    """Notify libvirt of a checkpoint whose bitmaps QEMU has."""
     name = saxutils.quoteattr(checkpoint)
     disks = ''.join(
         f'<disk name={saxutils.quoteattr(target)} checkpoint="bitmap" '

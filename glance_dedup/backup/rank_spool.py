@@ -93,7 +93,7 @@ class Spool(closing.Closing):
     :param buffer: bytes of memory for each file of a partition
     :raises BusyError: another process has it
 
-    :ivar lost: why it keeps nothing; '': it keeps what it was given
+    :ivar lost: why it keeps nothing; '': it keeps all records
     """
 
     def __init__(self, path: str, buffer: int = 16384) -> None:

@@ -33,7 +33,7 @@ class Disk:
     host: str
     """The host that reads it."""
     seconds: float
-    """How long its host works for it."""
+    """Seconds for which its host works on it."""
     size: int = 0
     """Bytes; its view cannot take more."""
     written: float = 0.0
@@ -150,7 +150,7 @@ def fill(disks: Round, count: int) -> list[list[Disk]]:
 
 
 def _take(found: list[Disk], share: float, everything: bool) -> list[Disk]:
-    """Take the disks of a round from what a host has left."""
+    """Take the disks of a round from a host's remaining ones."""
     taken: list[Disk] = []
     load = 0.0
     for disk in list(found):

@@ -3,7 +3,7 @@
 """The disks of libvirt's servers, running or not, as views.
 
 A running server gets one backup job in pull mode for all of its disks: QEMU
-exports them as of one moment, and writes what the server overwrites meanwhile
+exports them as of one moment, and writes the server's overwrites meanwhile
 to scratch files. A server that is shut off has files (`diskfiles.py`,
 `images.py`).
 
@@ -55,21 +55,21 @@ class Settings:
     """Access to the servers, and limits of their backups."""
 
     state_directory: str
-    """What is kept between backups; this repository's alone."""
+    """Directory of the state between backups; this repository's alone."""
     scratch_directory: str
     """For scratch files and sockets. QEMU writes to it, so its user must be
     able to enter it."""
     repository_id: str
     uri: str = 'qemu:///system'
-    """Of libvirt."""
+    """Libvirt's URI."""
     scratch_bytes: int = 10 << 30
     """The most that the scratch files of one server may take. Then the backup
     ends, and the server goes on."""
     free_bytes: int = 1 << 30
-    """What must be free on their file system. If it is full, the servers get
-    errors when they write."""
+    """Bytes that must be free on their file system. If it is full, the servers
+    get errors when they write."""
     backing_directories: tuple[str, ...] = ()
-    """Where the backing files of disks may lie whose server is shut off."""
+    """Directories of backing files, for disks whose server is shut off."""
 
 
 class _Refused(views.SourceError):
@@ -444,13 +444,13 @@ class Found:
     size: int
     """About how many bytes its disks have."""
     written: int = 0
-    """How many bytes it overwrites in a second, while a view is kept."""
+    """Bytes that it overwrites in a second, while a view is kept."""
 
 
 def find(settings: Settings, server: str) -> Found | None:
     """Look for a server; None: it is not here.
 
-    :raises SourceError: libvirt cannot be asked
+    :raises SourceError: libvirt does not answer
     """
     try:
         found = _ask(settings.uri, server, 'describe')

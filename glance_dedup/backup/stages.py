@@ -38,7 +38,7 @@ _LOT = 4096
 _NEW_BYTES = 1 << 18
 _NEW_BLOCKS = 1 << 16
 # Records that are added to the index together, and how often, with a pause of
-# so many seconds, the lock of its runs is asked for.
+# so many seconds, the lock of its runs is requested.
 _RUN = 1 << 18
 _LOCK_TRIES = 100
 _LOCK_PAUSE = 0.1
@@ -54,21 +54,21 @@ class Task:
 
     view: views.View
     source: str
-    """The name of what was asked to be backed up: a disk's or a server's."""
+    """The name of the source: a disk's or a server's."""
     backup_id: str
     previous: openimages.Image | None
     """The backup to which clean segments refer."""
     clean: bytearray = dataclasses.field(default_factory=bytearray)
     """For each segment 1: it is clean."""
     blocks: int = 0
-    """How many were scanned."""
+    """Number of scanned blocks."""
     error: str = ''
     """Why it was given up."""
     read: int = 0
     """Bytes read from the view."""
     new: int = 0
     packed: int = 0
-    """Plain bytes that stage 2b stored, and what they take on the disk."""
+    """Plain bytes that stage 2b stored, and their size on the disk."""
 
     def dirty(self) -> Iterator[int]:
         """Return the dirty segments among the scanned ones."""
@@ -334,7 +334,7 @@ class Round:
                       index: int, scanned: bytes, number: int) -> bytes:
         """Note the blocks that are as in the previous backup.
 
-        Most of a dirty segment's blocks are. Nobody need be asked for them.
+        Most of a dirty segment's blocks are. They take no request to a rank.
 
         :returns: the scanned part, with zeros as fingerprints
         """
@@ -486,7 +486,7 @@ class Round:
             data = self._buffer[:end - start]
             self._attempt(task, lambda task: task.view.readinto(
                 data, index * views.SEGMENT + start))
-            if task.error:      # nobody knows what its blocks hold
+            if task.error:      # the contents of its blocks are unknown
                 found = [(_ZEROS, length, place)
                          for _, length, place in found]
             task.read += end - start

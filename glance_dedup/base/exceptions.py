@@ -72,7 +72,7 @@ class UnfitFileSystem(RepositoryError):
 class UnavailableError(RepositoryError):
     """Something that is needed cannot be reached now.
 
-    It is neither lost nor damaged, as far as anybody knows.
+    It is neither lost nor damaged, as far as is known.
     """
 
 

@@ -93,7 +93,7 @@ def lock(fd: int, kind: int, byte: int) -> bool:
 def is_byte_locked(fd: int, byte: int) -> bool:
     """Return whether another open file, on any host, locks a byte.
 
-    The lock is only asked for, not taken.
+    The lock is only tested, not taken.
 
     :raises OSError: the file system has no such locks
     """
@@ -105,7 +105,7 @@ def is_byte_locked(fd: int, byte: int) -> bool:
 def is_locked(path: str) -> bool:
     """Return whether some process, on any host, locks a file's byte 0.
 
-    The lock is only asked for, not taken. This process's own count, too.
+    The lock is only tested, not taken. This process's own count, too.
 
     :raises OSError: as its name says
     """

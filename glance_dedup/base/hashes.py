@@ -15,7 +15,7 @@ here. This module finds our hashes in two places:
 * ``glance-dedup image verify`` reads an image and writes the file
   ``hashes/<image id>``. The file names the upload, whose id is never used
   again: so a file that outlives its image does not apply to the next one. A
-  damaged file counts as absent, and without a hash nobody gets access.
+  damaged file counts as absent, and without a hash no user gets access.
 """
 
 from collections.abc import Callable

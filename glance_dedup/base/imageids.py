@@ -39,7 +39,7 @@ class VolumeRecipe(NamedTuple):
     volume_id: str
     """32 hexadecimal digits."""
     what: str
-    """Which of the volume's recipes it is, in words."""
+    """The kind of the volume's recipe, in words."""
 
 
 def of_volume(image_id: str) -> VolumeRecipe | None:
@@ -80,9 +80,9 @@ class Backup(NamedTuple):
     """Parts of the id of a backup. Sorted by name, then by time."""
 
     name: str
-    """The name of what was backed up."""
+    """The name of the source."""
     time: datetime.datetime
-    """When, in UTC, to the second."""
+    """Time of the backup in UTC, to the second."""
 
     @property
     def image_id(self) -> str:

@@ -72,7 +72,7 @@ class Directory:
             except FileNotFoundError:
                 continue
             except OSError:
-                return      # no locks here, so nobody can remove it
+                return      # no locks here, so no process can remove it
             if fd is not None and self._is_there(fd):
                 return
             # Another process removed it before it was locked.

@@ -45,7 +45,7 @@ class Keys(NamedTuple):
     current: bytes
     """It signs."""
     previous: bytes | None = None
-    """What it has signed is accepted, too; None: no change is under way."""
+    """Key whose signatures are accepted, too; None: no change is under way."""
 
     @property
     def accepted(self) -> tuple[bytes, ...]:

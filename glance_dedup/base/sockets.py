@@ -44,7 +44,7 @@ def connect_unix(path: str, seconds: float) -> socket.socket:
 def is_served(path: str | os.PathLike[str]) -> bool:
     """Return whether a process listens on a Unix socket, though it is busy.
 
-    :raises OSError: the socket cannot be asked
+    :raises OSError: the socket cannot be examined
     """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)

@@ -5,7 +5,7 @@
 Written from ``format-volumes.rst`` alone; see ``checker.py``.
 Without a valid ``cold.json`` nobody finds the objects, so it is damage if that
 is not there. The slices are a cache, whose files may go and come at any time.
-What should not be there is a *note*: programs go round it.
+Any other file is a *note*: programs go round it.
 """
 
 from collections.abc import Iterator

@@ -337,7 +337,7 @@ class Index:
                     EXPECTED if slot < expected else BLOCK))
 
     def judge(self, known: typing.Iterable[int], complete: bool) -> None:
-        """Report what is wrong, once all groups were looked up.
+        """Report the problems, once all groups were looked up.
 
         :param known: the other blocks of the catalog's pairs, in any order
         :param complete: whether all groups that could be read were looked up

@@ -18,7 +18,7 @@ def newest(data: bytes, findings: check_report.Findings
            ) -> tuple[bytes, int] | None:
     """The newest record of the fence: catalog id and sequence.
 
-    What is wrong with the records is reported.
+    Problems of the records are reported.
     """
     found = None
     if len(data) > 2 * ondisk.SECTOR:

@@ -88,7 +88,7 @@ class _Look:
         self._check_chain(head, first, needed)
         for number in needed[:-1]:
             self._read_journal(number)
-        # Otherwise nobody knows which editions the volume needs.
+        # Otherwise it is unknown which editions the volume needs.
         if is_known:
             self._check_recipes(head)
 

@@ -49,7 +49,7 @@ class RepositoryCommand(command.Command):
 
     @functools.cached_property
     def settings(self) -> host_settings.Settings:
-        """Return where the repository is. Warns of options that nobody reads.
+        """Return where the repository is. Warns of options without effect.
 
         :raises UsageError: the option file cannot be used
         """
@@ -156,7 +156,7 @@ class RepositoryCommand(command.Command):
         return bool(path) and ('\0' in path or os.path.exists(path))
 
     def healthy_daemon(self) -> 'daemon_client.Client | None':
-        """As `daemon`; also None if the daemon is in trouble."""
+        """Return `daemon`'s client; also None if the daemon is in trouble."""
         if not self._may_answer():
             return None
         with contextlib.suppress(client_errors.ClientError):
@@ -164,7 +164,7 @@ class RepositoryCommand(command.Command):
         return None
 
     def require_repository(self) -> 'daemon_client.Client | None':
-        """As `daemon`; None means that the command works without it.
+        """Return `daemon`'s client; None: the command works without it.
 
         :raises UsageError: no option and no file names the repository
         """

@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
 
 #: Bytes that are read, and written, at once.
 PIECE = 4 << 20
-# Bytes that are written before the disk is asked to take them.
+# Bytes that are written before the disk has to take them.
 _FLUSHED = 64 << 20
 # Runs of zeros of at least this length become holes in the file.
 _HOLE = 1 << 16
@@ -55,7 +55,7 @@ class Copier:
         self._writing: futures.Future | None = None
         self._flusher = futures.ThreadPoolExecutor(1, 'flush')
         self._flushing: futures.Future | None = None
-        self._written = 0       # since the disk was asked last
+        self._written = 0       # since the disk had to take bytes
 
     def copy(self, start: int, end: int) -> None:
         """Copy the bytes from `start` to `end` to the same place.

@@ -4,7 +4,7 @@
 
 Exit status: 0 fine; 1 damage was found; 2 wrong usage; 3 the environment does
 not allow it; 10 there is no repository; 11 another process has a lock; 130
-interrupted; 141 nobody reads the output any more.
+interrupted; 141 the reader of the output is gone.
 """
 
 import argparse
@@ -288,7 +288,7 @@ class App(common.Program):
         self.error = err
 
     def run_subcommand(self, argv) -> int:
-        """As cliff's, but with a message of our own for unknown commands."""
+        """Run cliff's, but with a message of our own for unknown commands."""
         try:
             self.command_manager.find_command(argv)
         except ValueError:

@@ -125,7 +125,7 @@ def file_of(path: str) -> str | None:
 
 
 def is_missing(path: str) -> bool:
-    """Return whether nothing is there; False if the system cannot tell it."""
+    """Return whether nothing is there; False if the system cannot find out."""
     with contextlib.suppress(exceptions.RepositoryError):
         return files.stat_of(path, follow=True) is None
     return False

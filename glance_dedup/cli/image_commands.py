@@ -254,7 +254,7 @@ def _naming(name):
     """Have errors of the system name the failed action."""
     try:
         yield
-    except BrokenPipeError:     # nobody reads it any more
+    except BrokenPipeError:     # its reader is gone
         raise
     except OSError as e:
         e.filename = name

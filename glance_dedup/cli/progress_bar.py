@@ -113,5 +113,5 @@ class Progress:
             self.stream.write(text)
             self.stream.flush()
         except (OSError, ValueError):
-            # The work goes on even if nobody can see it.
+            # The work goes on even if its progress is not seen.
             self.quiet = True

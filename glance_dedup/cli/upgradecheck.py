@@ -34,7 +34,7 @@ class UpgradeCheck(command.RepositoryCommand):
 
     @functools.cached_property
     def settings(self) -> host_settings.Settings:
-        """As of other commands; an invalid option file is a finding."""
+        """Open as other commands do; an invalid option file is a finding."""
         given = argparse.Namespace(**vars(self.app.options))
         try:
             return host_settings.find(given)

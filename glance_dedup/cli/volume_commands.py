@@ -54,7 +54,7 @@ class VolumeCommand(command.RepositoryCommand):
 
         Both have `snapshot` and `resize`.
 
-        :raises BusyError: it is in use, and nobody answers for it
+        :raises BusyError: it is in use, and no process answers for it
         """
         from glance_dedup.client import volume_control
         from glance_dedup.repository import openvolumes

@@ -122,7 +122,7 @@ class Answer(closing.Closing):
             raise self._requester.unavailable(e) from e
 
     def read_exactly(self, length: int, timeout: float) -> bytes:
-        """As `read`, but the body must have so many bytes.
+        """Read as `read` does; the body must have so many bytes.
 
         :raises DaemonUnavailable: they did not come
         """

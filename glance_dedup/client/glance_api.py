@@ -79,7 +79,7 @@ class Image:
     locations: frozenset[str] | None
     """URLs; None if Glance does not show them."""
     name: str | None = None
-    """What its owner calls it; any text."""
+    """Its owner's name for it; any text."""
 
 
 def _words(text: Any) -> frozenset[str]:

@@ -15,7 +15,7 @@ Numbers are big-endian. A session has two phases::
                                    length(32) data
 
 Replies come in any order; the client recognises each by its cookie. If the
-client asked for structured replies, reads are answered in chunks: then the
+client requested structured replies, reads are answered in chunks: then the
 server can still report an error after it has sent some of the data.
 
 The functions here keep no state and do not wait: they turn bytes into values,
@@ -268,7 +268,7 @@ def info_replies(option: int, name: bytes, size: int, flags: Flag,
     """All replies to INFO or GO: an export's facts, and the end.
 
     :param block_size: the preferred one
-    :param wanted: the facts that the client asked for
+    :param wanted: the facts that the client requested
     """
     told = [struct.pack('>H', Info.EXPORT) + export_data(size, flags)]
     if Info.NAME in wanted:
@@ -399,7 +399,7 @@ class ChunkHead(NamedTuple):
 
     kind: int
     length: int
-    """Of the payload. Nobody has checked it."""
+    """Length of the payload. It has not been checked."""
     is_last: bool
     is_error: bool
 

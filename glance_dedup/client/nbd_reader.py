@@ -251,7 +251,7 @@ class NbdReader(closing.Closing):
     def _talking(self):
         """Turn errors of the socket and of the protocol into the client's.
 
-        What is left of an answer would be taken for the next one.
+        The rest of an answer would be taken for the next one.
         """
         try:
             yield

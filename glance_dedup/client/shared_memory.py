@@ -34,7 +34,7 @@ REQUEST = struct.Struct('<QII')
 #: all zeros, which are not written to it. Otherwise 0.
 ANSWER = struct.Struct('<II')
 
-#: M1: nobody makes the memory shorter or longer.
+#: M1: no process makes the memory shorter or longer.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # The most memory that a client maps.
 _MAX_SIZE = 64 << 20

@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 PATH = '/v1/slices'
 #: The most slices in one request.
 MAX_COUNT = 64
-#: Seconds for which the daemon is asked to wait. It answers then even if the
+#: Seconds for which the daemon is to wait. It answers then even if the
 #: object store is slower, so one that hangs is noticed.
 POLL = 5.0
 #: Seconds in which the daemon must accept a connection, and further seconds in

@@ -51,7 +51,7 @@ class Source(Protocol):
         """Read `length` bytes within `timeout` seconds; fewer at the end."""
 
     def read_exactly(self, length: int, timeout: float) -> bytes:
-        """As `read`, but raises an exception if the stream ends before."""
+        """Read as `read` does; raise an exception at an early end."""
 
     def bad(self, why: str) -> Exception:
         """An exception for the caller to raise: the bytes are invalid."""
@@ -71,12 +71,12 @@ class Buffer:
         return bool(self._data)
 
     def read(self, length: int, timeout: float = 0.0) -> bytes:
-        """As `Source.read`; does not wait."""
+        """Read as `Source.read` does, without waiting."""
         data, self._data = self._data[:length], self._data[length:]
         return bytes(data)
 
     def read_exactly(self, length: int, timeout: float = 0.0) -> bytes:
-        """As `Source.read_exactly`; does not wait."""
+        """Read as `Source.read_exactly` does, without waiting."""
         if length > len(self._data):
             raise self.bad('it was cut off')
         return self.read(length)
@@ -338,7 +338,7 @@ class Frames:
         self._starts = [offset for offset, _ in ranges]
         self._ends = [offset + length for offset, length in ranges]
         self._left = sum(length for _, length in ranges)
-        # Some frames may bring few bytes that were asked for, but not all.
+        # Some frames may bring few requested bytes, but not all.
         self._plain_left = 2 * self._left + MAX_FRAME
 
     def __iter__(self) -> Iterator[Frame]:

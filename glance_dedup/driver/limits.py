@@ -52,7 +52,7 @@ class Limits(usage.Usage):
     def of(self, project: str) -> int:
         """A project's limit in MiB; 0: none.
 
-        What no project stores has none.
+        Blocks that no project stores have none.
         """
         return (self._of_projects.get(project, self._default)
                 if project else 0)
@@ -87,7 +87,7 @@ class Transaction:
             raise
 
     def write(self, data: bytes | memoryview) -> int:
-        """As that of the transaction.
+        """Write as the transaction does.
 
         :raises OverLimit: the bytes written so far are over the limit
         """
@@ -101,7 +101,7 @@ class Transaction:
         return length
 
     def commit(self) -> openimages.ImageStat:
-        """As that of the transaction.
+        """Commit as the transaction does.
 
         :raises OverLimit: the bytes written are over the limit
         """
@@ -116,7 +116,7 @@ class Transaction:
         return stat
 
     def abort(self) -> None:
-        """As that of the transaction. What stays on the disk counts."""
+        """Abort as the transaction does. Bytes left on the disk count."""
         try:
             kept = self._transaction.kept_bytes()
         except exceptions.ClosedError:

@@ -47,7 +47,7 @@ class Mailbox:
     :ivar me: this host
     :ivar others: the other hosts, once they met
     :ivar step: the number of the step that all hosts are at
-    :ivar over: whether nobody waits for this host any more
+    :ivar over: whether no host waits for this one any more
     :ivar made: paths of files that are to be removed at the end
     """
 

@@ -40,7 +40,7 @@ RENAMES = 30
 WATCHED = 10.0
 #: Of a database, each time that rows are added.
 ENTRIES = 1000
-#: Each look finds a file that is gone only if it was replaced once more.
+#: Each reading finds a missing file only if it was replaced once more.
 _MAX_SCANS = 10
 
 # A byte beyond 4 GiB, as those of the groups' shared locks are.
@@ -227,7 +227,7 @@ def _open_as_the_store_does(path: str) -> int | None:
 
 
 def new_names(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
-    """Make a file that the others asked for in vain before.
+    """Make a file that the others looked up in vain before.
 
     They do not open the directory, in which nothing else is done.
     """
@@ -256,7 +256,7 @@ def new_names(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
 
 
 def names_asked(mailbox: Mailbox, findings: Findings, actor: Member) -> None:
-    """Change names; the others look once they have opened the directory."""
+    """Change names; the others read them after they open the directory."""
     directory = os.path.join(mailbox.place, actor.token)
     made, gone, other = (os.path.join(directory, name)
                          for name in ('made', 'gone', 'other'))
@@ -557,7 +557,7 @@ def link(mailbox: Mailbox, findings: Findings, members: list[Member]) -> None:
     """
     own = [mailbox.name(mailbox.me, f'own-{number}')
            for number in range(LINKS // LINKS_OF_ONE)]
-    # In a directory that nobody lists: a listing would have the server asked.
+    # In a directory that no host lists: a listing would send a request.
     paths = [os.path.join(mailbox.place, members[0].token, f'{number:03}')
              for number in range(LINKS)]
     mailbox.made += paths

@@ -121,7 +121,7 @@ class Entry(NamedTuple):
 
     fingerprint: bytes
     segment: int
-    """Where in the group's file the block's segment begins."""
+    """Offset of the block's segment in the group's file."""
     length: int
     """Bytes of the block before compression."""
     state: int

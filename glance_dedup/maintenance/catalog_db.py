@@ -34,7 +34,7 @@ _HISTORY = ((90 * 86400, 86400), (86400, 3600))
 
 
 class Catalog(refcounts.Accounts):
-    """An open catalog: the accounts, and all else that it knows.
+    """An open catalog: the accounts, and all its other facts.
 
     Any thread may call the methods that only read.
     """

@@ -269,15 +269,15 @@ class Database:
     def _last_opening(self) -> tuple[bytes, int] | None:
         """Return a token that changes whenever the catalog is opened.
 
-        Whoever opens a LevelDB begins a manifest, and replaces the file that
-        names it.
+        A process that opens a LevelDB begins a manifest, and replaces the file
+        that names it.
 
         :returns: None if there is no catalog
         :raises AccessDenied, StorageError: that cannot be found out
         """
         try:
             for directory in os.path.join(self.path, os.pardir), self.path:
-                # So that the server is asked for the names in it.
+                # So that the server gets a request for the names in it.
                 os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
             with open(os.path.join(self.path, _CURRENT), 'rb') as f:
                 # No times: some file systems change their minds on them.

@@ -87,7 +87,7 @@ class Notes:
 
 
 def decode(content: bytes) -> Notes:
-    """The notes in a file, which anybody may have written.
+    """The notes in a file, which any user may have written.
 
     :raises ValueError: if the file is invalid; with the reason
     """

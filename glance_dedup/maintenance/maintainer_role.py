@@ -52,7 +52,7 @@ class Busy:
     hold: float
     """For how long the collector announces its intent next time, seconds."""
     turn: float
-    """When the announcement is to begin or to end, by time.monotonic()."""
+    """Begin or end of the announcement, by time.monotonic()."""
     announced: bool = False
     """Whether the collector holds the group's intent byte."""
 
@@ -92,14 +92,13 @@ class Maintainer(closing.Closing):
         """Of each upload that was given up, by the name of its reservation:
         groups in which its blocks may still be."""
         self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
-        """What an interrupted recompression continues, and its codec and level
+        """State of an interrupted recompression, and its codec and level
         as numbers. Closing the engine closes it."""
         self.taken: dict[int, bytes] = {}
         """Digests of the helpers' notes on which this process has acted."""
-        # Why this process is not the maintainer any more.
         self.lost = ''
-        """Whether another process was found to be, or to have been, the
-        maintainer meanwhile. Then this object must be closed."""
+        """Why this process is not the maintainer any more; '': it still is,
+        as far as known. Otherwise this object must be closed."""
         self._catalog: catalog_db.Catalog | None = None
         self._saved: int | None = None      # the sequence of projects.json
         try:
@@ -155,7 +154,7 @@ class Maintainer(closing.Closing):
         return group
 
     def confirm(self) -> None:
-        """Make sure that nobody else has been the maintainer (I4).
+        """Make sure that no other process has been the maintainer (I4).
 
         The server may have dropped this host's locks. Then another process may
         have changed the catalog, and this one's facts on it are too old.
@@ -269,7 +268,7 @@ class Maintainer(closing.Closing):
         A bad catalog is set aside. If the rebuild fails or is killed, the next
         start, or task, begins it again (N2.4).
 
-        :param why: what is wrong with the old catalog, in words; None: nothing
+        :param why: the old catalog's problem, in words; None: nothing
         :param hosts: a process on each counts; '' is this host. If they fail,
             or if there are none, this process counts alone
         :raises LostLocks: it is another maintainer's

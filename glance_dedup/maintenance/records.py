@@ -91,7 +91,7 @@ def pack_seen(file: tuple[int, int, bytes]) -> bytes:
 
 
 def unpack_seen(value: bytes) -> tuple[int, int, bytes]:
-    """As for :func:`pack_seen`; the value has :data:`SEEN_BYTES`."""
+    """Unpack a value of :func:`pack_seen`, which has :data:`SEEN_BYTES`."""
     inode, modified, txid = _SEEN.unpack(value)
     return inode, modified, txid
 

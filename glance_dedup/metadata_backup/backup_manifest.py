@@ -85,7 +85,7 @@ class Group(NamedTuple):
     """Bytes of its object."""
     owner: str
     digest: str
-    """SHA-256 of what is in front of the object's segments."""
+    """SHA-256 of the bytes in front of the object's segments."""
 
     @property
     def key(self) -> str:
@@ -245,7 +245,7 @@ class Manifest(closing.Closing):
         """Fetch it, and verify all of it.
 
         :param signing_keys: those of the repository; None: they are lost, so
-            anybody may have made it
+            a forger may have made it
         :raises DamagedError: it is not whole
         :raises VersionError: a newer program wrote it
         :raises UnavailableError: the object store does not give it

@@ -52,7 +52,7 @@ class Found:
     """Contents of a snapshot, as far as they can be restored."""
 
     owner: str
-    """Whose snapshot it is."""
+    """Owner of the snapshot."""
     live: tuple[str, ...]
     """All owners that are to be retired."""
     manifest: backup_manifest.Manifest
@@ -71,13 +71,13 @@ class Result:
     snapshot: int
     """Its number."""
     taken: float
-    """When, in seconds since 1970."""
+    """Time of the snapshot, in seconds since 1970."""
     groups: int = 0
     images: int = 0
     """Recipes, with those of backups."""
     fetched_bytes: int = 0
     lost_groups: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Groups whose objects are gone or damaged, each with what is wrong."""
+    """Groups whose objects are gone or damaged, each with its problem."""
     lost_images: dict[str, str] = dataclasses.field(default_factory=dict)
     """Images and backups that were not restored, each with the reason."""
     lost_volumes: list[str] = dataclasses.field(default_factory=list)
@@ -92,7 +92,7 @@ def look(store: object_store.ObjectStore,
     """Find the newest snapshot; changes nothing.
 
     :param signing_keys: as for :class:`manifest.Manifest`
-    :param owner: whose; None: of the one that nobody has replaced
+    :param owner: the owner; None: the one without a successor
     :param number: of the snapshot that must be the one; None: the newest of
         all, whether it is whole or not
     :raises InvalidParameter: there is none, or several owners might be meant;

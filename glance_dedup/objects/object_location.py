@@ -43,11 +43,11 @@ class Location:
 
     @property
     def url(self) -> str:
-        """As users write it."""
+        """The URL, as users write it."""
         return f'{self.kind}://{self.container}/{self.prefix}'
 
     def fields(self) -> dict[str, str]:
-        """For JSON; :func:`from_fields` reads them."""
+        """Return the fields for JSON; :func:`from_fields` reads them."""
         return dataclasses.asdict(self)
 
 

@@ -55,7 +55,7 @@ class Counts:
     others: int = 0
     """HEAD, LIST and DELETE."""
     repeated: int = 0
-    """Of all of these, those that failed and were made again."""
+    """Number of all these that failed and were made again."""
     sent: int = 0
     """Bytes of objects."""
     received: int = 0

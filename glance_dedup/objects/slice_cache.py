@@ -64,7 +64,7 @@ class Figures:
     received: int = 0
     """Bytes of objects that these brought."""
     asked: int = 0
-    """Slices that dedupd was asked for."""
+    """Slices that were requested from dedupd."""
     evicted: int = 0
     """Slices that were removed, to keep the cache's size."""
     unavailable: int = 0
@@ -93,7 +93,7 @@ class Ask(Protocol):
 
         :param wait: how many seconds to wait at most until they are there; 0:
             they are only announced
-        :returns: False: nobody answers, so the caller is to bring them
+        :returns: False: no daemon answers, so the caller is to bring them
         :raises UnavailableError: the object store does not give one, or not in
             time
         """
@@ -105,8 +105,8 @@ class Source:
 
     store: object_store.ObjectStore
     owners: tuple[str, ...]
-    """What the keys of the groups' objects may begin with. The object of a
-    group is looked for under each in turn."""
+    """Prefixes of the keys of the groups' objects. The object of a
+    group is tried under each in turn."""
     budget: int
     """Bytes; at least two slices for each request under way are kept."""
 
@@ -283,7 +283,7 @@ class Slices(closing.Closing):
                     queue[one] = None
                 return request
             request = self._requests[one] = futures.Future()
-            request.set_running_or_notify_cancel()  # nobody cancels it
+            request.set_running_or_notify_cancel()  # no thread cancels it
             queue[one] = None
         try:
             self._pool.submit(self._bring_next)

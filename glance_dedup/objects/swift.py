@@ -22,7 +22,7 @@ from glance_dedup.base import printable
 from glance_dedup.objects import backend_base
 from glance_dedup.objects import object_location
 
-#: Keys that are asked for at once.
+#: Keys that are requested at once.
 PAGE = 1000
 
 

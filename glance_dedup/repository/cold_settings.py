@@ -46,7 +46,7 @@ class Settings:
     """The first one is this directory's own. Objects of the others are only
     read: the directory was restored from them."""
     inode: int
-    """Of the directory when it was attached."""
+    """Inode number of the directory when it was attached."""
 
     @property
     def owner(self) -> str:
@@ -127,7 +127,7 @@ def wanted_room(free_bytes: int, kept: int,
 
 
 def connect(settings: Settings) -> object_store.ObjectStore:
-    """The object store; it is asked nothing yet.
+    """Return the object store; it gets no request yet.
 
     :raises AccessDenied: the credentials cannot be used
     """

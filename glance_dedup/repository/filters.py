@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Removing the filters, and the stores in their place, that nobody uses.
+"""Removal of unused filters, and of unused stores in their place.
 
 A filter is a file on the host's tmpfs, so it occupies memory until it is
 removed. Every user of a filter holds a shared lock on it
@@ -32,7 +32,7 @@ from glance_dedup.base import filesystem
 from glance_dedup.base import hexids
 from glance_dedup.repository import layout
 
-#: A filter that nobody opens for so many seconds is removed in any case.
+#: A filter that no process opens for so many seconds is removed in any case.
 UNUSED = 30 * 86400
 #: A use is noted again after so many seconds.
 NOTED = 86400
@@ -170,7 +170,7 @@ def _remove_store(path: str, unused: float = UNUSED) -> bool:
 
 
 def remove_unused_stores(directory: str) -> None:
-    """Remove the stores in a directory that nobody opens any more.
+    """Remove the unused stores in a directory.
 
     They are left behind where another index is chosen, and by volumes that
     were deleted.
@@ -182,7 +182,7 @@ def remove_unused_stores(directory: str) -> None:
 
 
 def remove_dead(directory: str) -> None:
-    """Remove the filters in a directory that nobody needs.
+    """Remove the unneeded filters in a directory.
 
     This may take long: repositories may be on file systems that do not answer.
     """

@@ -67,7 +67,7 @@ def _directory_for(path: str | None) -> str:
 
     Every user may make a directory of any name in ``/dev/shm``. So the first
     choice is a directory with this user's name, which systemd makes at each
-    boot, before anybody else can (``etc/tmpfiles.d``).
+    boot, before any user can (``etc/tmpfiles.d``).
     """
     if path:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -244,7 +244,7 @@ class HostFilter:
                           stacklevel=5)
 
     def complete(self, handle: _engine.Repository) -> None:
-        """Make sure of a filter that knows the stored blocks.
+        """Make sure of a filter that has the stored blocks.
 
         Blocks that others have stored in the last seconds may be missing. A
         thread does the part that takes long; this does not wait for it.

@@ -509,7 +509,7 @@ class Repository(closing.Closing):
         """Refuse to delete a recipe that a volume may need.
 
         A recipe of a volume comes after the volume's directory, and goes
-        before it. So nobody needs the recipe if no volume has its id now.
+        before it. So the recipe is not needed if no volume has its id now.
         """
         recipe = imageids.of_volume(image_id)
         if recipe is not None and volumes.name_of(

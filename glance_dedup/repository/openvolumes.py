@@ -46,7 +46,7 @@ class VolumeStat:
     source: str
     """The id of the image that it was cloned from; '': of none."""
     scope: str
-    """As of an image: 32 hexadecimal digits."""
+    """Scope, as of an image: 32 hexadecimal digits."""
     created: int
     """Seconds since 1970."""
     counters: dict[str, int]
@@ -186,7 +186,7 @@ class Volume:
         self._engine.set_dedup(dedup)
 
     def prefetch(self, length: int, offset: int) -> None:
-        """Have the next checkpoint find copies of a range without a look-up.
+        """Have the next checkpoint find copies of a range without look-ups.
 
         This loads the fingerprint stores of the groups that the range's blocks
         are in. The last eight groups are kept. It is a hint: a store that
@@ -254,7 +254,7 @@ def create(repository: image_repository.Repository, name: str,
            scope: str | bytes = 'global',
            image: openimages.Image | None = None,
            part_size: int | None = None) -> int:
-    """Make a volume; nobody owns it then.
+    """Make a volume; it has no owner then.
 
     In the image's scope the volume shares its blocks, and no bytes move. In
     another scope the image is read and stored.
@@ -416,7 +416,7 @@ def _ids_in_journals(repository: image_repository.Repository,
 def is_in_use(repository: image_repository.Repository, name: str) -> bool:
     """Return whether some process, perhaps on another host, owns a volume.
 
-    The lock is only asked for, not taken. This process's own volumes count,
+    The lock is only tested, not taken. This process's own volumes count,
     too.
 
     :raises ImageNotFound: there is no such volume

@@ -139,7 +139,7 @@ def _move(repo: image_repository.Repository,
             f'another directory has taken the place of {repo.path} at '
             f'{settings.location.url}: use that one')
     _require_objects(repo, maintenance, settings, store)
-    # This inode is no directory's: nobody may write objects yet.
+    # This inode is no directory's: no process may write objects yet.
     cold_settings.write(repo.path, dataclasses.replace(
         settings, inode=-settings.inode))
     retire(store, old, new)
@@ -186,7 +186,7 @@ def owner_key(owner: str) -> str:
 
 
 def retired_key(owner: str) -> str:
-    """The key of the object by which an owner learns that it is replaced."""
+    """The key of the object that marks an owner as replaced."""
     return f'retired/{owner}'
 
 
@@ -330,7 +330,7 @@ def owner_of(store: object_store.ObjectStore, among: tuple[str, ...],
              number: int, object_id: bytes) -> str | None:
     """Return the owner of a cold group's object; None: it cannot be seen.
 
-    :param among: the owners that are asked, in turn
+    :param among: the owners whose keys are tried, in turn
     """
     for owner in among:
         key = slice_cache.key_of(owner, number, object_id)

@@ -43,7 +43,7 @@ class Sharing:
     """The blocks that a project's recipes name, each counted once."""
 
     counted: float
-    """When the task counted, in seconds since 1970."""
+    """Time of the task's count, in seconds since 1970."""
     exclusive_blocks: int
     """Blocks that no other project's recipe names."""
     shared_blocks: int

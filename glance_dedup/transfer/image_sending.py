@@ -288,7 +288,7 @@ class _Sender:
             time.sleep(min(left, _STEP))
 
     def _break_off(self) -> None:
-        """Stop the requests for which nobody waits any more."""
+        """Stop the requests without a waiting thread."""
         for future in self._futures:
             future.cancel()
         self._client.interrupt()

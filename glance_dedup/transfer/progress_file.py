@@ -60,7 +60,7 @@ class Entry:
     site names no location of an image that it has. None: not known."""
 
     def __post_init__(self) -> None:
-        # The values may come from a file that anybody may have written.
+        # The values may come from a file that any user may have written.
         if not (isinstance(self.image_id, str)
                 and imageids.is_valid(self.image_id)):
             raise ValueError(f'{self.image_id!r} is not an image id')

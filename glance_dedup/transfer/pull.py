@@ -209,7 +209,7 @@ class Pull:
                 min(lot.wanted), f'{len(lot.wanted)} blocks did not come')
 
     def end(self, error: BaseException | None) -> None:
-        """Stop the calls for which nobody waits any more.
+        """Stop the calls without a waiting thread.
 
         :param error: why the pull failed; None: it did not
         """

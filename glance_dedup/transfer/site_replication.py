@@ -54,7 +54,7 @@ class Pace(pacing.Pace):
 
     def step(self, done: int, total: int, what: str, cost: int = 0,
              watch: Callable[[], None] | None = None) -> None:
-        """As for task.Pace, for the present image.
+        """Note progress as task.Pace does, for the present image.
 
         :param cost: bytes that went over the network since the last step
         """
