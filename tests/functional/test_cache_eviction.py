@@ -234,7 +234,7 @@ def test_a_list_that_is_no_good(storing, cache, model):
     cache.cache['limit_mib'] = 0
     cache.write_config()
     cache.start().wait_for_catalog()
-    assert 'cache.json is no good' in cache.text()
+    assert 'cache.json is invalid' in cache.text()
     received = cache.counts()['arrivals']
     assert fetch(storing, cache, a) == model[a]
     assert here(cache) == {a, b}

@@ -300,7 +300,7 @@ def test_fingerprints_that_are_not_cryptographic(tmp_path, away, client):
     with pytest.raises(client_errors.Refused) as caught:
         image_sending.send(home.repo, 'one', client)
     assert caught.value.code == 409
-    assert 'nobody can tell' in str(caught.value)
+    assert 'cannot be proven to be' in str(caught.value)
     home.repo.close()
 
 
