@@ -47,7 +47,7 @@ LIMITS = ['-len_control=0', '-timeout=10', '-rss_limit_mb=2048',
 
 AT_ONCE = 2
 # Seconds in all, for a build with everything busy, and the last of the runs.
-TIMEOUT = 1000
+TIMEOUT = native.BUILD_TIMEOUT + 600
 LONG_TIMEOUT = 6000
 
 

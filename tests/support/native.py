@@ -21,7 +21,9 @@ ENVIRONMENT = {
     'UBSAN_OPTIONS': 'print_stacktrace=1',
     'TSAN_OPTIONS': 'halt_on_error=1',
 }
-BUILD_TIMEOUT = 400  # seconds, of each build
+#: Seconds of each build. That of all fuzzers takes over a minute of a
+#: processor, of which the tests beside it may leave it a tenth.
+BUILD_TIMEOUT = 1000
 RUN_TIMEOUT = 240    # and of one program
 
 
