@@ -123,7 +123,7 @@ def running(place, program, **options):
 def cache(tmp_path_factory):
     """A cache that waits for all that the tests do."""
     with running(tmp_path_factory.mktemp('relay'),
-                 f'upstream.CONTINUE_SECONDS = {LIMIT}') as daemon:
+                 f'upstream_client.CONTINUE_SECONDS = {LIMIT}') as daemon:
         yield daemon
 
 
@@ -131,7 +131,8 @@ def cache(tmp_path_factory):
 def impatient(tmp_path_factory):
     """A cache that hardly waits, for the tests of what it does then."""
     with running(tmp_path_factory.mktemp('impatient'),
-                 'upstream.PATIENCE = 3; upstream.CONTINUE_SECONDS = 0.5',
+                 'upstream_client.PATIENCE = 3; '
+                 'upstream_client.CONTINUE_SECONDS = 0.5',
                  header_timeout=2, idle_timeout=2) as daemon:
         yield daemon
 

@@ -199,7 +199,7 @@ def test_a_message_is_whole_when_it_is_listed(tmp_path):
 
         with (concurrent.futures.ThreadPoolExecutor(1) as pool,
               mock.patch.object(os, 'fsync', slow)):
-            said = pool.submit(here.say, 'word', 'long')
+            said = pool.submit(here.send, 'word', 'long')
             looking.wait(LIMIT)
             early = [there._read(name) for name in there._list('word.')]
             seen.set()
