@@ -72,7 +72,7 @@ def wanted(tree):
     for package in ('glance_dedup', 'dedupd'):
         for path in (tree / package).rglob('*.py*'):
             yield str(path.relative_to(tree))
-    for path in (tree / 'dedupd' / 'page').iterdir():
+    for path in (tree / 'dedupd' / 'status' / 'page').iterdir():
         yield str(path.relative_to(tree))
     for directory, endings, source in DATA:
         for path in (tree / source).iterdir():
@@ -175,7 +175,7 @@ def test_content(wheel):
     assert not any(name.endswith(('.c', '.h')) for name in names)
     # Its header is among the packages of bindep.txt for tests.
     assert 'glance_dedup/nbdkit-glance-dedup-plugin.so' in names
-    for path in (TOP / 'dedupd' / 'page').iterdir():
+    for path in (TOP / 'dedupd' / 'status' / 'page').iterdir():
         assert f'dedupd/status/page/{path.name}' in names
     for package in ('glance_dedup', 'dedupd'):
         for path in (TOP / package).rglob('*.py'):
