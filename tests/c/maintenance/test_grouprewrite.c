@@ -379,7 +379,7 @@ TEST_WITH(test_old_file_is_closed, rewrite_setup(&t, false),
 TEST_WITH(test_no_space, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
     fault_env_fail(&t.x.f, FAULT_FALLOCATE, 1, ENOSPC, false);
-    check_refused(&t, GD_NOSPACE, "cannot write " GROUP_1);
+    check_refused(&t, GD_NOSPACE, "cannot rewrite " GROUP_1);
     fault_env_fail(&t.x.f, FAULT_PWRITEV, 4, ENOSPC, false);
     check_refused(&t, GD_NOSPACE, "spool/G-");
 }
