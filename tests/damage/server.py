@@ -25,7 +25,9 @@ import tempfile
 
 from tests.support import repositories
 
+#: Seconds of one case. A job of reading has up to thousands of cases.
 TIMEOUT = 60
+JOB_TIMEOUT = 3600
 
 
 class Server:
@@ -125,6 +127,7 @@ def _read_all(job, scratch):
         world = operations.World(directory / 'repository', codec)
         assert not world.look()
         for name, damage, arguments, hit in job['read']:
+            _limit_case()
             undo = damages.DAMAGES[damage](damages.Target(
                 world.path, name, top / 'older', top / 'other'), *arguments)
             try:
@@ -141,16 +144,19 @@ def _read_all(job, scratch):
     return hits
 
 
+def _limit_case():
+    """End this process in a while, with a traceback, if the case hangs."""
+    faulthandler.dump_traceback_later(TIMEOUT, exit=True, file=sys.__stderr__)
+
+
 def _answer(job, scratch):
     def work():
-        # A child that hangs says where.
-        faulthandler.dump_traceback_later(TIMEOUT - 5, exit=True,
-                                          file=sys.__stderr__)
+        _limit_case()
         if 'build' in job:
             return _build(job)
         return (_read_all if 'read' in job else _run)(job, scratch)
     try:
-        return {'result': repositories.in_child(work, timeout=TIMEOUT)}
+        return {'result': repositories.in_child(work, timeout=JOB_TIMEOUT)}
     except repositories.ChildFailed as e:
         return {'error': str(e)}
 
