@@ -549,7 +549,7 @@ memory_lock_byte(const gd_env *env, int fd, uint64_t byte, short type)
     }
     if (lock == NULL) {
         size_t count = file->lock_count + 1;
-        file->locks = need(realloc(file->locks, count * sizeof *lock));
+        file->locks = require(realloc(file->locks, count * sizeof *lock));
         lock = &file->locks[file->lock_count++];
         lock->byte = byte;
     }
@@ -765,7 +765,7 @@ memory_env_init(memory_env *m)
     m->env.sleep_ms = memory_sleep_ms;
     m->env.alloc = memory_alloc;
     m->env.release = memory_release;
-    m->files = need(calloc(MEMORY_FDS, sizeof *m->files));
+    m->files = require(calloc(MEMORY_FDS, sizeof *m->files));
     m->clock = 1700000000;
     m->space = UINT64_C(1) << 39;
 }

@@ -24,7 +24,7 @@ typedef struct memory_name {
     memory_node *node;
 } memory_name;
 
-void *need(void *memory);
+void *require(void *memory);
 
 size_t find_place(const memory_env *m, const char *path, bool *found);
 
