@@ -31,7 +31,7 @@ class Orphan:
 
 def _reason(answers: Iterable[glance_api.Image | None],
             store: str | None) -> str | None:
-    """Why an image is an orphan; None if it is not, or may not be.
+    """Return why an image is an orphan; None if it is not, or may not be.
 
     :param answers: each Glance's answer about the image
     :param store: the repository's name in Glance; None: any store's image
@@ -77,7 +77,7 @@ def orphans(stats: Iterable[openimages.ImageStat], known: list[Known],
 
 def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
              store: str | None, youngest: float) -> str | None:
-    """Why an orphan must not be deleted; None if it may be.
+    """Return why an orphan must not be deleted; None if it may be.
 
     This requests the image from each Glance once more.
 

@@ -22,7 +22,7 @@ SIGNED, ADDED, REMOVED = 'signed', 'added', 'removed'
 
 
 class NotSigned(exceptions.RepositoryError):
-    """Why an image gets no new location."""
+    """An image gets no new location; the message says why."""
 
 
 class Signer:
