@@ -148,7 +148,7 @@ def test_one_lease_at_a_time(path, maintainer, helper, model):
 
     class Stopping(pacing.Pace):
         def step(self, *args, **kwargs):
-            if 'anew:' in args[2]:
+            if 'again:' in args[2]:
                 self.stop()
             super().step(*args, **kwargs)
 
@@ -205,7 +205,7 @@ def test_a_full_disk_ends_the_work(path, maintainer, helper, model):
 
     class Filling(pacing.Pace):
         def step(self, *args, **kwargs):
-            if 'anew:' in args[2]:
+            if 'again:' in args[2]:
                 sizes.append(maintenance.disk(path))
                 raise exceptions.NoSpaceError('as rewriting.check says')
             super().step(*args, **kwargs)
