@@ -597,8 +597,8 @@ Free space on the repository's disk, in MiB, below which groups move to
 the object store whatever their age is, those first that have not
 changed for longest.
 
-The daemon checks every five seconds. If less is free, groups move ahead of
-the interval, also those that were not recompressed yet. A group's move
+The daemon checks every five seconds. If less is free, groups move ahead
+of the interval, also those that were not recompressed yet. A group's move
 needs as much space as the group takes, 128 MiB by default. Storing leaves
 this free, and moving begins before storing is refused, even if this value
 is smaller.
