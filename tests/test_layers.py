@@ -364,7 +364,7 @@ def test_circle_is_found():
 
 
 def prefixes(path, text):
-    """How the names of functions may begin that a header declares.
+    """Return the prefixes of the functions that a header declares.
 
     After ``gd_``, a name begins with the file's name, with that of a type
     that the header defines, or with that of a folder whose files are all parts

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which task runs next: no thread, no repository."""
+"""The choice of the next task: no thread, no repository."""
 
 import time
 
@@ -204,7 +204,7 @@ def test_a_hurried_task_goes_before_what_makes_way(queue, conf):
 
 @pytest.mark.parametrize('interval', [0, 1000])
 def test_a_collection_by_a_moment(queue, conf, interval):
-    """Whether or not collections are due at intervals."""
+    """Collections that are due at intervals, and those that are not."""
     conf.set_override('collect_interval', interval, 'dedupd')
     queue.begin()
     before = queue.due('collect')
