@@ -102,34 +102,31 @@ def test_a_failing_disk_is_not_taken_for_an_empty_one():
     assert found == HIDES_ERRORS
 
 
-def words_of(*suffixes):
-    """Each source file of ours with these endings, and its words."""
-    for path in sources():
-        if path.suffix in suffixes and path != pathlib.Path(__file__):
-            yield path.relative_to(TOP), set(
-                re.findall(r'[A-Za-z_]\w*', path.read_text()))
+def words_like(pattern):
+    """List the words of our sources, except this file, that match."""
+    return [f'{path.relative_to(TOP)}: {word}' for path in sources()
+            if path.suffix in ('.py', '.c', '.h')
+            and path != pathlib.Path(__file__)
+            for word in sorted(set(
+                re.findall(r'[A-Za-z_]\w*', path.read_text())))
+            if re.fullmatch(pattern, word)]
 
 
 def test_minimum_and_maximum():
     """They are MIN and MAX in every constant, and no other word."""
-    other = re.compile(
+    found = words_like(
         r'_?(?:[A-Z0-9]+_)*'
         r'(?:LEAST|MOST|LONGEST|SHORTEST|LARGEST|SMALLEST)(?:_[A-Z0-9]+)*')
-    found = [f'{path}: {word}' for path, words in words_of('.py', '.c', '.h')
-             for word in sorted(words) if other.fullmatch(word)]
     assert not found, '\n'.join(found)
 
 
 #: Functions of tools/lib.sh make what they are named after, if need be.
-SHELL = {'need_engine', 'need_mirrors', 'need_packages', 'need_python',
-         'need_services', 'need_venv'}
+SHELL = 'engine|mirrors|packages|python|services|venv'
 
 
 def test_what_raises_requires():
     """A function that raises unless something holds is ``require_...``."""
-    need = re.compile(r'_?(?:gd_\w+_)?need_\w+')
-    found = [f'{path}: {word}' for path, words in words_of('.py', '.c', '.h')
-             for word in sorted(words - SHELL) if need.fullmatch(word)]
+    found = words_like(rf'(?!need_(?:{SHELL})$)_?(?:gd_\w+_)?need_\w+')
     assert not found, '\n'.join(found)
 
 

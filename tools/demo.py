@@ -183,6 +183,12 @@ def run_task(daemon, task):
     return client.status()['space']['disk_bytes']
 
 
+def report_different(paths, step):
+    """Report the images that did not come back as they were."""
+    for path in paths:
+        print(f'{path}: DIFFERENT after {step}', file=sys.stderr)
+
+
 def recompress(server, daemon, images):
     """Run at once what dedupd does in idle hours; compare the images again.
 
@@ -194,14 +200,13 @@ def recompress(server, daemon, images):
     say('recompress, with similar blocks together ...')
     after = run_task(daemon, 'recompress')
     client = glance_server.Client(server.url)
-    same = [download(client, image_id, path)[0] for path, image_id in images]
-    for (path, _), is_same in zip(images, same):
-        if not is_same:
-            print(f'{path}: DIFFERENT after recompression', file=sys.stderr)
-    if all(same):
+    different = [path for path, image_id in images
+                 if not download(client, image_id, path)[0]]
+    report_different(different, 'recompression')
+    if not different:
         say(f'Recompressed: {before / MIB:.1f} MiB of disk became '
             f'{after / MIB:.1f}, and every image came back the same.')
-    return all(same), before - after
+    return not different, before - after
 
 
 def collect(server, daemon, image_id, name):
@@ -288,8 +293,7 @@ def store_all(server, paths, filter_dir):
             rows.append((path, repo.stat(image_id), up, down))
     say()
     print_table(rows)
-    for path in different:
-        print(f'{path}: DIFFERENT after the download', file=sys.stderr)
+    report_different(different, 'the download')
     if not different:
         say('Every image came back with the same SHA-256, through dedupd.')
     return ([image_id for _, image_id, _ in stored],

@@ -441,8 +441,8 @@ class Store(driver.Store):
         :raises glance_store.exceptions.NotFound: the location is another
             repository's or a backup's, or this repository did not make it.
             This is not Forbidden: that would show a guesser which images
-                exist, and would keep Glance from deleting an image to which
-                a user attached a false location.
+            exist, and would keep Glance from deleting an image to which a
+            user attached a false location.
         """
         opened = self._opened()
         parts = loc.store_location

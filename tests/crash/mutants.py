@@ -722,8 +722,8 @@ MUTANTS = (
                  'GD_FEATURE_COUNT, err);\n'),
             Edit(_REPO,
                  '    return s == GD_OK ? '
-                 'gd_features_require_known(repo->env, repo->root, err) :\n'
-                 '    s;\n',
+                 'gd_features_require_known(repo->env, repo->root, err)\n'
+                 '                      : s;\n',
                  '    return s;\n')),
         tests=_FEATURE_TESTS,
         why_not='it takes a newer program'),

@@ -121,9 +121,8 @@ def test_a_host_that_names_another_as_its_own(monkeypatch):
     answers = iter([('one', 'two'), ('one', 'new')])
 
     def reach(names):
-        return [reachable_hosts.Host(name, nodename, frozenset()) for name,
-                nodename in
-                zip(names, next(answers))], {}
+        return [reachable_hosts.Host(name, nodename, frozenset())
+                for name, nodename in zip(names, next(answers))], {}
 
     def run_ranks(order, hosts, note):
         for name, host in (('a', 'none\x1b[2J'), ('b', 'two'), ('a', 'one')):

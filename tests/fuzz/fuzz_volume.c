@@ -177,8 +177,8 @@ use(repository *r, gd_volume *volume)
     uint64_t at = 0;
     gd_volume_get_info(volume, &info);
     MUST(info.broken[0] == '\0' && info.head.size >= sizeof sector);
-    size_t length = info.head.size < MAX_SIZE ? (size_t)info.head.size :
-    MAX_SIZE;
+    size_t length = info.head.size < MAX_SIZE ? (size_t)info.head.size
+                                              : MAX_SIZE;
     must_say(r, gd_volume_read(volume, all, length, 0, &r->err));
     gd_status s = gd_volume_extents(volume, length, 0, note_extent, &at,
                                     &r->err);

@@ -272,10 +272,9 @@ for name, seconds in {intervals}.items():
         registry.TASKS[name] = dataclasses.replace(
             registry.TASKS[name], interval=seconds)
     else:
-        module = (maintainer_takeover if name == 'TRIAL_INTERVAL'
-                  else maintainer_thread)
-        assert hasattr(module, name), name
-        setattr(module, name, seconds)
+        owner, = (module for module in (maintainer_takeover, maintainer_thread)
+                  if hasattr(module, name))
+        setattr(owner, name, seconds)
 sys.exit(daemon.main())
 """]
 

@@ -54,7 +54,7 @@ find_length(gd_group *group, gd_error *err)
     group->object.length = record.end;
     if (s == GD_OK && (record.count != group->bounds.slots ||
                        record.end <
-                       gd_fptable_data_start(group->bounds.slots) ||
+                           gd_fptable_data_start(group->bounds.slots) ||
                        record.end > MAX_LENGTH)) {
         s = gd_fail(err, GD_CORRUPT, "%s is cold, and no record (offset %d) "
                     "tells its object's length", group->name, GD_GROUP_HEAD);
@@ -90,8 +90,7 @@ open_file(gd_group *group, int root, const gd_params *params, int flags,
     struct stat st;
     snprintf(name, sizeof name, "%s", group->name);
     gd_status s = gd_second_name_open_any(group->env, root, params, name,
-                                          flags,
-                                          group->name, &group->fd, err);
+                                          flags, group->name, &group->fd, err);
     group->content = group->fd;
     if (s == GD_OK) {
         s = gd_group_stat(group, &st, err);

@@ -370,8 +370,7 @@ read_frame(gd_index_reader *reader, uint64_t frame, const uint8_t *before,
     *count = 0;
     if (s == GD_OK && packed) {
         s = gd_index_head_unpack_frame(head, frame, reader->packed, length,
-                                       before,
-                                       reader->frame, count, err);
+                                       before, reader->frame, count, err);
     } else if (s == GD_OK) {
         s = gd_index_head_require_frame(head, frame, reader->frame, before,
                                         err);

@@ -531,8 +531,7 @@ gd_status
 gd_shards_verify(gd_shards *shards, const gd_index_id *id, gd_error *err)
 {
     return gd_indexfile_verify(shards->env, shards->root, id,
-                               shards->catalog_id,
-                               err);
+                               shards->catalog_id, err);
 }
 
 gd_status

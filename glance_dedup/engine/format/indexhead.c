@@ -113,7 +113,7 @@ has_length(const gd_index_head *head, uint64_t length)
     }
     if (!gd_index_head_is_packed(head)) {
         return gd_index_head_frame_start(head, gd_index_head_frames(head)) ==
-        length;
+               length;
     }
     if (head->length != length || length < GD_INDEX_HEAD) {
         return false;

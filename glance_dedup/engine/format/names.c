@@ -52,8 +52,8 @@ gd_names_parse_hex(const char *digits, uint32_t *value)
 bool
 gd_names_parse_group(const char *base, uint32_t *group)
 {
-    return gd_names_parse_hex(base, group) && *group >= 1 && *group <=
-    GD_MAX_GROUP;
+    return gd_names_parse_hex(base, group) && *group >= 1 &&
+           *group <= GD_MAX_GROUP;
 }
 
 void

@@ -46,8 +46,8 @@ gd_requests_split(const uint8_t *records, size_t count, uint64_t parts,
     /* From the last on, each goes in front of those of its part. */
     for (size_t i = count; i-- > 0;) {
         const uint8_t *record = records + i * GD_INDEX_RECORD;
-        uint64_t part = gd_requests_part_of_key(gd_index_key(record), parts) -
-        first;
+        uint64_t part =
+            gd_requests_part_of_key(gd_index_key(record), parts) - first;
         memcpy(out + --counts[part] * GD_INDEX_RECORD, record,
                GD_INDEX_RECORD);
     }

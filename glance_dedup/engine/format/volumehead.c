@@ -126,8 +126,8 @@ gd_volume_marks_decode(const uint8_t *in, const gd_volume_head *head,
     for (uint32_t i = 0; i < head->marks; i++) {
         marks[i].part = gd_get64(in + (size_t)i * GD_VOLUME_MARK);
         marks[i].edition = gd_get64(in + (size_t)i * GD_VOLUME_MARK + 8);
-        if (marks[i].part >= gd_volume_head_parts(head) || marks[i].edition ==
-            0 ||
+        if (marks[i].part >= gd_volume_head_parts(head) ||
+            marks[i].edition == 0 ||
             (i > 0 && marks[i].part <= marks[i - 1].part)) {
             return gd_fail(err, GD_CORRUPT,
                            "%s: mark %u is out of bounds or out of order",

@@ -19,7 +19,7 @@ struct gd_merge {
     bool touched;           /* the image names an old address of the mapping */
     gd_recipe old;          /* open with its users' lock byte held; fd -1: not
                              * open */
-    gd_spool_writer m;        /* fd -1: there is none */
+    gd_spool_writer m;      /* fd -1: there is none */
     gd_recipe merged;
     gd_recipe_writer *writer;
     gd_groupmap shared;     /* 1: we hold the group's shared lock (I6) */
@@ -54,8 +54,8 @@ require_mapping(gd_mapping mapping, gd_error *err)
 {
     for (size_t i = 0; i < mapping.count; i++) {
         uint64_t old = old_of(mapping, i), new = new_of(mapping, i);
-        if (!gd_address_is_valid(old) || !gd_address_is_valid(new) || old ==
-            new ||
+        if (!gd_address_is_valid(old) || !gd_address_is_valid(new) ||
+            old == new ||
             (i > 0 && old_of(mapping, i - 1) >= old)) {
             return gd_fail(err, GD_INVALID,
                            "pair %zu of the mapping is no address, maps to "
@@ -133,8 +133,7 @@ static gd_status
 hold_group(gd_merge *merge, uint32_t group, gd_error *err)
 {
     gd_status s = gd_locks_lock_shared_once(merge->repo->locks, &merge->shared,
-                                            group,
-                                            err);
+                                            group, err);
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
                        "%s cannot be merged now: the collector is at work, or "
@@ -290,8 +289,7 @@ compare_values(gd_merge *merge, gd_address old, const gd_entry *old_entry,
     const uint8_t *old_data, *new_data;
     gd_entry now;
     gd_status s = gd_address_reader_read(merge->old_reader, old, &now,
-                                         &old_data,
-                                         err);
+                                         &old_data, err);
     bool lost = (s == GD_CORRUPT || s == GD_IO) &&
                 old_entry->state != GD_ENTRY_LIVE;
     *equal = lost && gd_digest_is_cryptographic(merge->repo->digest);

@@ -51,8 +51,8 @@ open_locks(gd_repo *repo, const char *path, gd_error *err)
                        "set in the repository %s: use a newer program", path);
     }
     /* With the lock, so nobody sets one between (N15.2). */
-    return s == GD_OK ? gd_features_require_known(repo->env, repo->root, err) :
-    s;
+    return s == GD_OK ? gd_features_require_known(repo->env, repo->root, err)
+                      : s;
 }
 
 static gd_status

@@ -197,8 +197,8 @@ begin_stretch(gd_appender *appender)
 {
     gd_stretch *stretch = &appender->stretch;
     *stretch = (gd_stretch){
-        .way = appender->direct != NULL ? GD_IO_MODE_BESIDE :
-        GD_IO_MODE_THROUGH,
+        .way = appender->direct != NULL ? GD_IO_MODE_BESIDE
+                                        : GD_IO_MODE_THROUGH,
         .most = GD_IO_MODE_LONG,
     };
     if (may_choose(appender)) {
@@ -418,8 +418,8 @@ write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
 {
     const gd_env *env = appender->repo->env;
     const gd_group *group = appender->group;
-    if (appender->direct != NULL && appender->stretch.way ==
-        GD_IO_MODE_BESIDE) {
+    if (appender->direct != NULL &&
+        appender->stretch.way == GD_IO_MODE_BESIDE) {
         appender->longer = true;
         if (gd_directio_write(appender->direct, pieces, count, appender->end)) {
             return GD_OK;

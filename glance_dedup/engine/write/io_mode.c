@@ -18,8 +18,8 @@ choose(gd_ways *ways, bool *trial)
                           cost[GD_IO_MODE_BESIDE] < cost[GD_IO_MODE_THROUGH]
                       ? GD_IO_MODE_BESIDE
                       : GD_IO_MODE_THROUGH;
-    gd_io_mode other = best == GD_IO_MODE_BESIDE ? GD_IO_MODE_THROUGH :
-    GD_IO_MODE_BESIDE;
+    gd_io_mode other = best == GD_IO_MODE_BESIDE ? GD_IO_MODE_THROUGH
+                                                 : GD_IO_MODE_BESIDE;
     uint64_t pause = cost[other] == 0 ? GD_IO_MODE_TRIAL : GD_IO_MODE_AGAIN;
     *trial = true;
     if (cost[best] != 0 && ways->since >= pause) {
@@ -38,8 +38,8 @@ gd_io_mode_next(gd_repo *repo, gd_stretch *stretch)
     gd_io_mode way = choose(&repo->ways, &trial);
     pthread_mutex_unlock(&repo->mutex);
     *stretch = (gd_stretch){.way = way,
-                            .most = trial ? GD_IO_MODE_TRIAL :
-                            GD_IO_MODE_LONG};
+                            .most = trial ? GD_IO_MODE_TRIAL
+                                          : GD_IO_MODE_LONG};
 }
 
 /* In ns for a MiB. */

@@ -603,8 +603,7 @@ name_image(gd_transaction *transaction, gd_error *err)
     }
     if (locks) {
         s = gd_second_name_finish_image(repo->env, repo->root, &repo->params,
-                                        image_id,
-                                        err);
+                                        image_id, err);
     }
     if (s == GD_OK) {
         s = gd_spool_commit(repo->env, repo->root, &transaction->spool,

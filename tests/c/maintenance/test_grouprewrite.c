@@ -246,8 +246,7 @@ TEST_WITH(test_damage, rewrite_setup(&t, false), rewrite_teardown(&t))
     gd_published record;
     gd_entry entries[SLOTS];
     uint64_t block_20 = gd_fptable_data_start(SLOTS) + WHOLE +
-    GD_SEGMENT_HEADER +
-                        4 * BLOCK + 77;
+                        GD_SEGMENT_HEADER + 4 * BLOCK + 77;
     scratch_flip(&t.x, GROUP_1, block_20, 1);
     check_refused(&t, GD_CORRUPT, "slot 20");
     own_group(&t, 1);

@@ -297,7 +297,7 @@ TEST(test_rename_is_interrupted)
         CHECK(met || s == GD_OK);
         bool old = gd_volume_read_head(the_repo, "disk", &head, NULL) == GD_OK;
         bool new = gd_volume_read_head(the_repo, "other", &head, NULL) ==
-        GD_OK;
+                   GD_OK;
         CHECK(old != new && (s != GD_OK || new));
         read_volume(new ? "other" : "disk", &now);
         CHECK(same(&now, &before));

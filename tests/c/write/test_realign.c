@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_realign.c - images whose blocks are stored already, at another phase:
- * they are found there, and what is cut anew is the same bytes, whatever they
- * are and however they come.
+ * they are found there, and the blocks that are cut again have the same bytes,
+ * whatever these are and however they come.
  */
 #include "engine/write/realign.h"
 
