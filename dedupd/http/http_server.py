@@ -50,6 +50,8 @@ _STRANGERS = limited.Log(LOG)
 
 # Seconds between two searches for connections of former operators.
 _LOOK_SECONDS = 2.0
+# Seconds without accepting after an error.
+_REST_SECONDS = 0.1
 
 
 class Server:
@@ -62,7 +64,8 @@ class Server:
         self.shared = http_connection.Shared(limits)
         self._limits = limits
         self._listeners: list[listeners.Listener] = []
-        self._accepting: list[asyncio.Task] = []
+        self._resting: dict[str, asyncio.TimerHandle] = {}
+        self._searching: list[asyncio.Task] = []
         self._tasks: dict[asyncio.Task, listeners.Connection] = {}
 
     @property
@@ -79,9 +82,9 @@ class Server:
     def add(self, listener: listeners.Listener) -> None:
         """Start to accept on a listener."""
         self._listeners.append(listener)
-        self._accepting.append(asyncio.create_task(self._accept(listener)))
+        self._start_accepting(listener)
         if listener.tls is not None:
-            self._accepting.append(asyncio.create_task(self._look_after()))
+            self._searching.append(asyncio.create_task(self._look_after()))
 
     async def stop(self, seconds: float) -> None:
         """Accept no more, end idle connections, let responses finish.
@@ -89,10 +92,13 @@ class Server:
         :param seconds: responses that run longer are cut off
         """
         self.shared.stopping.set()
-        for task in self._accepting:
-            task.cancel()
+        for timer in self._resting.values():
+            timer.cancel()
         for listener in self._listeners:
+            self._stop_accepting(listener)
             listener.sock.close()
+        for task in self._searching:
+            task.cancel()
         for task, connection in list(self._tasks.items()):
             if connection.idle:
                 task.cancel()
@@ -105,22 +111,37 @@ class Server:
                 task.cancel()
             await asyncio.wait(left, timeout=1.0)
 
-    async def _accept(self, listener: listeners.Listener) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listener.sock)
-            except OSError as e:
-                # Out of descriptors or memory, or the peer left at once.
-                _STRANGERS.warning('Cannot accept a connection: %s', e)
-                await asyncio.sleep(0.1)
-                continue
-            try:
-                self._begin(listener, sock, address)
-            except OSError:
-                sock.close()
-            # There may be another already; those before it go on first.
-            await asyncio.sleep(0)
+    def _start_accepting(self, listener: listeners.Listener) -> None:
+        asyncio.get_running_loop().add_reader(
+            listener.sock, self._accept, listener)
+
+    def _stop_accepting(self, listener: listeners.Listener) -> None:
+        """Accept nothing more, not even what the event loop has seen already.
+
+        ``sock_accept`` of asyncio fails then: it can be cancelled after the
+        event loop has seen a connection, and accepts it nevertheless.
+        """
+        asyncio.get_running_loop().remove_reader(listener.sock)
+
+    def _accept(self, listener: listeners.Listener) -> None:
+        """Accept one connection; those before it have their turn then."""
+        try:
+            sock, address = listener.sock.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as e:
+            # Out of descriptors or memory, or the peer left at once.
+            _STRANGERS.warning('Cannot accept a connection: %s', e)
+            self._stop_accepting(listener)
+            self._resting[listener.name] = (
+                asyncio.get_running_loop().call_later(
+                    _REST_SECONDS, self._start_accepting, listener))
+            return
+        try:
+            sock.setblocking(False)
+            self._begin(listener, sock, address)
+        except OSError:
+            sock.close()
 
     async def _look_after(self) -> None:
         """End waiting connections of operators whose rights may have ended.

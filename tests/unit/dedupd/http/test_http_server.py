@@ -4,6 +4,7 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -77,6 +78,54 @@ def test_connections_that_wait_let_others_go_on(tmp_path):
         assert max(steps) == 1
 
     asyncio.run(asyncio.wait_for(check(), 60))
+
+
+def test_stopping_while_a_connection_comes(tmp_path):
+    """The event loop has seen the connection, but not accepted it yet."""
+    errors = []
+
+    async def check():
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: errors.append(context['message']))
+        async with serving(tmp_path / 'socket', routing.Router()):
+            await asyncio.sleep(0)
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(tmp_path / 'socket'))
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+    assert errors == []
+
+
+@pytest.mark.parametrize('number', [errno.EMFILE, errno.ECONNABORTED])
+def test_an_error_of_accept_ends_no_listener(tmp_path, number):
+    """The listener rests for a moment, then accepts what waited."""
+    class Failing(socket.socket):
+        left = 2
+
+        def accept(self):
+            if self.left:
+                self.left -= 1
+                raise OSError(number, os.strerror(number))
+            return super().accept()
+
+    async def check():
+        async with serving(tmp_path / 'socket', routing.Router()) as server:
+            listener, = server._listeners
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(tmp_path / 'socket'))
+                while not server.connections:
+                    await asyncio.sleep(0.01)
+        assert listener.sock.left == 0
+
+    def failing(*args):
+        return Failing(fileno=listen_unix(*args).detach())
+
+    listen_unix = listeners.listen_unix
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listeners, 'listen_unix', failing)
+        asyncio.run(asyncio.wait_for(check(), 60))
 
 
 # -- memory -------------------------------------------------------------------
