@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whose a repository is: modes, users and groups."""
+"""A repository's ownership: modes, users and groups."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def place():
 
 
 def modes(path):
-    """Kind and mode of all that is in the repository, but the catalog's."""
+    """Return kind and mode of each file in a repository but the catalog."""
     found = {(os.path.relpath(path, path), stat.S_IMODE(
         os.stat(path).st_mode))}
     for directory, directories, files in os.walk(path):
@@ -57,7 +57,8 @@ def test_modes_whatever_the_umask(place, umask, shared):
     if umask != 0o777:
         # LevelDB's own files follow the umask, and must be readable.
         commands += ['maintain', 'check']
-    # The parent directory, and the filter's, are none of the repository's.
+    # The parent directory and the filter's directory are outside the
+    # repository.
     os.mkdir(f'{path}-filter')
     assert set(other_users.run(path, *commands, umask=umask)) == {'ok'}
     for name, mode in modes(path):
@@ -119,7 +120,7 @@ def test_a_wrong_user_is_refused(place):
             assert f'belongs to uid {OWNER}' in answer
             assert f'runs as {me}:' in answer
             assert f'sudo -u \\#{OWNER}' in answer
-    # Who may read may look.
+    # root may read the repository and check it; the stranger may do neither.
     assert other_users.run(path, 'check', uid=0) == ['ok']
     assert 'AccessDenied' in other_users.run(path, 'check', uid=STRANGER)[0]
     with pytest.raises(exceptions.AccessDenied, match='Create the repository'):
@@ -165,14 +166,14 @@ def test_a_group(place):
     stranger = other_users.run(path, 'use', uid=STRANGER, gid=OTHER_GROUP)[0]
     assert f'runs as uid {STRANGER}, who is not in the group' in stranger
     assert f'the group gid {GROUP}' in stranger
-    # All of it is the group's, whoever made it.
+    # Every file belongs to the group, no matter which user created it.
     for directory, directories, files in os.walk(path):
         for name in directories + files:
             file = os.path.join(directory, name)
             assert os.lstat(file).st_gid == GROUP, file
     assert sorted(os.listdir(os.path.join(path, 'images'))) == [
         'of-0', f'of-{OWNER}', f'of-{MEMBER}']
-    # What others stored can be deleted, and is collected.
+    # A member can delete images of other users, and the owner collects them.
     assert other_users.run(path, 'empty', **member) == ['ok']
     assert other_users.run(path, 'maintain', 'check', **owner) == ['ok'] * 2
     assert os.listdir(os.path.join(path, 'spool')) == []
@@ -180,7 +181,7 @@ def test_a_group(place):
 
 @needs_root
 def test_a_group_that_is_not_ones_own(place):
-    """The system takes the setgid bit away without a word."""
+    """Creation fails if the system silently drops the setgid bit."""
     path = os.path.join(place, 'repository')
     os.mkdir(path)
     os.chown(path, OWNER, OTHER_GROUP)
@@ -189,7 +190,7 @@ def test_a_group_that_is_not_ones_own(place):
     assert not os.path.exists(os.path.join(path, 'repository.json'))
 
 
-# -- what others put there ----------------------------------------------------
+# -- files that other users plant ---------------------------------------------
 
 def examine(cases):
     place = tempfile.mkdtemp(prefix='glance-dedup-planting-', dir='/dev/shm'
@@ -213,7 +214,7 @@ def examine(cases):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_planted_files():
-    """Links, FIFOs and the like: errors in words, and nothing is harmed."""
+    """Planted links and FIFOs cause a readable error and no damage."""
     examine([f'{name}={kind}' for name in hostile_names.NAMES
              for kind in ('link', 'hard-link', 'fifo')]
             + [f'{name}=link' for name in hostile_names.DIRECTORIES])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Formats of disks are recognised wherever QEMU would guess them."""
+"""Every disk format that QEMU would guess is recognised."""
 
 import subprocess
 
@@ -28,7 +28,10 @@ def test_formats_that_qemu_makes(tmp_path, name):
     DESCRIPTOR, b'#\n \n  \r\nversion=2\n', b'version=3\n', b'COWD\1'])
 @pytest.mark.parametrize('rest', [b'', bytes(1 << 20)])
 def test_descriptors_of_vmdk(tmp_path, head, rest):
-    """NULs behind a descriptor made it a raw disk for oslo's inspector."""
+    """A VMDK descriptor is recognised with and without NULs behind it.
+
+    oslo's inspector takes a descriptor with NULs behind it for a raw disk.
+    """
     file = tmp_path / 'disk'
     file.write_bytes(head + rest)
     said = subprocess.run(

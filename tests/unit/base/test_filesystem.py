@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which file systems are refused, and why; what is left behind: nothing.
+"""A repository refuses file systems without locks and leaves no trace there.
 
-File systems that really have no such locks are in
-``tests/functional/test_hosts.py``; here are mounts that cannot be had.
+Mounts that a test cannot create are simulated here. The file
+``tests/functional/test_hosts.py`` has tests with real file systems without
+such locks.
 """
 
 import errno
@@ -28,7 +29,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def mounted(monkeypatch, path):
-    """Has the kernel tell of another mount, which is not on a disk."""
+    """Return a function that has the kernel report another mount of a path."""
     real_stat, real_open = os.stat, open
 
     def mount(kind, options, device=77):
@@ -100,7 +101,7 @@ def test_other_errors_are_for_who_opens_the_repository(path):
 
 
 def test_bytes_that_others_try_are_left_alone(path, monkeypatch):
-    """Many open a repository at once: each takes another byte."""
+    """A process that opens a repository avoids the byte of another process."""
     drawn = iter([5, 5, 9])
     monkeypatch.setattr(filesystem.secrets, 'randbits',
                         lambda bits: next(drawn))
@@ -111,7 +112,10 @@ def test_bytes_that_others_try_are_left_alone(path, monkeypatch):
 
 
 def test_byte_is_no_groups(path):
-    """A group's number has 25 bits, and 2^33 is added at most."""
+    """The first byte is above every group's byte and below 2^63.
+
+    A group's number has 25 bits, and the code adds 2^33 at most.
+    """
     assert filesystem._FIRST_BYTE > (1 << 33) + (1 << 25)
     assert filesystem._FIRST_BYTE + (1 << 32) < 1 << 63
 

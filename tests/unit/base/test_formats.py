@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images that share no blocks are recognised, and hostile ones do no harm."""
+"""Images that cannot share blocks are recognised; hostile ones do no harm."""
 
 import bz2
 import gzip
@@ -46,7 +46,7 @@ def test_compressed_qcow2(tmp_path):
             'extended_l2=on,cluster_size=16384')
     assert advice(tmp_path / 'raw') is None
     assert advice(tmp_path / 'plain') is None
-    # What does not become smaller is not compressed.
+    # qemu-img leaves a cluster uncompressed if compression does not shrink it.
     for name in ('packed', 'extended'):
         assert '50 % of this qcow2 is compressed' in advice(tmp_path / name)
         assert 'qemu-img convert' in advice(tmp_path / name)
@@ -55,8 +55,8 @@ def test_compressed_qcow2(tmp_path):
 def test_encrypted(tmp_path):
     (tmp_path / 'raw').write_bytes(text(MIB, 1))
     convert(tmp_path / 'raw', tmp_path / 'qcow2', '-O', 'qcow2')
-    # qemu-img takes the time for a key that is hard to guess; what tells is
-    # the header's method of encryption.
+    # qemu-img takes time to derive a key that is hard to guess. So the test
+    # sets the header's encryption method instead.
     data = bytearray((tmp_path / 'qcow2').read_bytes())
     assert advice(tmp_path / 'qcow2') is None
     data[35] = 2
@@ -92,7 +92,7 @@ def test_hostile_headers(tmp_path, content):
 
 
 def test_any_qcow2(tmp_path):
-    """Damage to the tables is no error, and takes no time."""
+    """Damaged qcow2 tables cause no error."""
     rng = random.Random(1)
     (tmp_path / 'raw').write_bytes(text(MIB, 1))
     convert(tmp_path / 'raw', tmp_path / 'packed', '-O', 'qcow2', '-c')
@@ -108,7 +108,7 @@ def test_any_qcow2(tmp_path):
 
 
 def test_beginning_of_a_qcow2(tmp_path):
-    """The first MiB is enough, and less is no error."""
+    """The first MiB of a qcow2 is enough, and a shorter piece is no error."""
     (tmp_path / 'raw').write_bytes(text(8 * MIB, 1))
     convert(tmp_path / 'raw', tmp_path / 'packed', '-O', 'qcow2', '-c')
     content = (tmp_path / 'packed').read_bytes()

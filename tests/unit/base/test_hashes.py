@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hashes of whole images: who records them, what keeps them, what is damaged.
+"""Hashes of whole images: recording, retention and damage.
 
-An image whose hash is not known is opened by no token; a hash that is not the
-image's must never be taken for it.
+No token opens an image whose hash is not known. A hash of other bytes must
+never count as that of the image.
 """
 
 import hashlib
@@ -88,14 +88,14 @@ def test_an_upload_records_what_glance_records(repo):
     upload.store(repo, 'a', repo.begin('a'), io.BytesIO(DATA), len(DATA),
                  [digest.update], pool, thread_pool.TimeLimit(0, pool), digest)
     assert recorded(repo, 'a') == {'sha512': hash_of(DATA).value}
-    # By any name that the driver takes.
+    # The program accepts each name that the driver accepts.
     for name in ('SHA512', 'sha3-256', 'blake2s'):
         found = dedup_store._hash(name)
         assert hashes.said(name, found.hexdigest()).name == found.name
 
 
 def test_merging_keeps_it(repo, maintainer):
-    """N10: the recipe is written anew, and says of the upload what it said."""
+    """N10: a merge that rewrites a recipe keeps the hash of the upload."""
     with repo.begin('a') as first, repo.begin('b') as second:
         for transaction, tail in ((first, b'a'), (second, b'b')):
             transaction.write(DATA + tail * 4096)
@@ -111,7 +111,7 @@ def test_merging_keeps_it(repo, maintainer):
     assert recorded(repo, 'b') == {'md5': (b'b' * 16).hex()}
 
 
-# -- beside it ----------------------------------------------------------------
+# -- beside the recipe --------------------------------------------------------
 
 def test_what_an_operator_verified(repo):
     put(repo, 'a')
@@ -147,7 +147,7 @@ def test_it_says_nothing_of_the_next_upload(repo):
     repo.delete('a')
     assert not os.path.exists(path)
     put(repo, 'a', b'another')
-    # A kill, or an older program, left it.
+    # A killed process, or an older version, left this file.
     with open(path, 'wb') as file:
         file.write(content)
     assert recorded(repo, 'a') == {}
@@ -158,7 +158,7 @@ def test_it_says_nothing_of_the_next_upload(repo):
 
 
 def test_every_byte(repo):
-    """What is damaged is absent: it proves nothing, and is written anew."""
+    """A damaged hash file counts as absent; the next record replaces it."""
     stat = put(repo, 'a')
     hashes.record(repo.path, stat, hash_of(DATA))
     path = os.path.join(repo.path, 'hashes', 'a')
@@ -207,7 +207,7 @@ def test_in_a_header():
     assert hashes.unpack_header(header) == known
     assert hashes.unpack_header('') == {} == hashes.unpack_header(
         hashes.pack_header({}))
-    # From anybody.
+    # The header may come from any sender.
     assert hashes.unpack_header(
         f'none:00, sha512, md5:{known["md5"]}, :, sha512:zz,') == {
             'md5': known['md5']}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The file with hosts."""
+"""The file that lists hosts."""
 
 import pytest
 

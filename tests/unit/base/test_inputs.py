@@ -47,7 +47,7 @@ def test_holes_are_not_read(tmp_path, monkeypatch):
         while piece := source.read(MIB):
             done += len(piece)
     assert done == 4 * MIB
-    assert sum(read) <= MIB + 4096      # the last is at the end
+    assert sum(read) <= MIB + 4096      # the last read is at the end
 
 
 @pytest.mark.parametrize('change', [

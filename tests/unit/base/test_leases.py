@@ -2,8 +2,9 @@
 
 """Files on which another program has a lease, as Samba and knfsd take.
 
-The kernel tells the holder that somebody opens the file, and has the opener
-wait until the lease is given back. Another process holds the leases here.
+If a process opens such a file, the kernel notifies the lease holder and blocks
+the opener until the holder gives the lease back. In these tests, another
+process holds the leases.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ if signal.sigtimedwait([signal.SIGIO], 60):
 
 @contextlib.contextmanager
 def leased(path):
-    """Another process has a lease on a file, and gives it back when asked."""
+    """Hold a lease in another process, which gives it back on request."""
     with subprocess.Popen([sys.executable, '-c', _HOLDER, path],
                           stdout=subprocess.PIPE, text=True) as holder:
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Everything that tells a version tells the same."""
+"""Every program and document reports the same version."""
 
 import importlib.metadata
 import pathlib
@@ -36,19 +36,22 @@ def test_daemon(tmp_path):
 
 
 def test_it_takes_no_memory():
-    """importlib.metadata takes 2.4 MB, and a rank has 35 in all."""
+    """The lookup avoids importlib.metadata, which takes 2.4 MB.
+
+    A rank has 35 MB in all.
+    """
     program = ('import sys\n'
                'from glance_dedup.base import package_version\n'
                'print(package_version.version())\n'
                'assert "importlib.metadata" not in sys.modules\n')
-    # Not forked from a process that has imported much (tests/support).
+    # A fork of this process would have imported much (tests/support).
     done = subprocess.run([sys.executable, '-c', program], check=True,
                           capture_output=True, text=True, timeout=60)
     assert done.stdout == f'{VERSION}\n'
 
 
 def test_packages_of_other_forms(tmp_path, monkeypatch):
-    """As setuptools has it, or not at all."""
+    """The version comes from an egg-info or a dist-info, if there is one."""
     monkeypatch.setattr(sys, 'path', [str(tmp_path), '/nowhere'])
     assert package_version.version.__wrapped__() == '(not installed)'
     (tmp_path / 'glance_dedup.egg-info').mkdir()
@@ -63,7 +66,7 @@ def test_packages_of_other_forms(tmp_path, monkeypatch):
 
 
 def test_nothing_else_names_one():
-    """Documents and files of packages take it from there, or leave it out."""
+    """Documents and package files contain no version of their own."""
     found = re.compile(r'(glance.dedup\S*[-=]|version = ")'
                        r'[0-9]+\.[0-9]+\.[0-9]')
     for file in (*TOP.glob('doc/source/**/*.rst'), TOP / 'README.rst',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Text that a terminal would obey, or that hides what it is."""
+"""Control characters that a terminal would obey or that hide text."""
 
 import pytest
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Scopes: what one project stores is nothing to another, by space or by work.
+"""Scopes: an upload does not depend on the images of other projects.
 
-Whatever names, moves, copies or verifies blocks does so within a scope. What
-is counted here is what an upload finds, reads and writes, never the time that
-it takes.
+Each function that names, moves, copies or verifies blocks works within one
+scope. The tests count an upload's hits, reads and writes. They never measure
+the time that an upload takes.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def scope_of_group(path, number):
 
 
 def require_distinct(repo, path):
-    """Each image is in groups of its own scope, and all is intact."""
+    """Require that all images are intact, in groups of their own scopes."""
     for image_id in repo.images():
         wanted = bytes.fromhex(repo.stat(image_id).scope)
         for group in groups_of(repo, image_id):
@@ -86,7 +86,7 @@ def test_ids():
     assert scopes.choose('global', 'p') == bytes(16)
     assert scopes.choose('project', 'p').hex() == hashlib.sha256(
         b'glance-dedup scope\0p').hexdigest()[:32]
-    # The empty name is a name like any other.
+    # The empty name is valid, and has a scope of its own.
     assert scopes.choose('project', '') not in (
         bytes(16), scopes.choose('project', 'p'))
     assert scopes.choose('project', '\u00e9').hex() == hashlib.sha256(
@@ -100,7 +100,7 @@ def test_ids():
 
 
 def test_nothing_of_a_project_is_stored_in_the_scope_of_another(tmp_path):
-    """Neither a copy of an image, nor a volume that begins as one."""
+    """A copy or a volume in another project's scope is refused."""
     path = repositories.create(tmp_path / 'repository')
     data = noise(40 * BLOCK)
     with repositories.open_repository(path) as repo:
@@ -127,7 +127,10 @@ def test_nothing_of_a_project_is_stored_in_the_scope_of_another(tmp_path):
 @pytest.mark.parametrize('name', [
     'sha256', 'sha512', 'sha1', 'blake2s256', 'xxh3-128'])
 def test_fingerprints(name, length):
-    """As the format says: the id before the bytes, none for the global one."""
+    """A fingerprint covers the scope's id and then the bytes.
+
+    The global scope adds no id.
+    """
     data, scope = noise(length), scopes.of_project('p')
 
     def expected(whole):
@@ -185,7 +188,7 @@ def test_within_one_upload(path, repo):
 
 
 def test_global_and_project_side_by_side(path, repo, other):
-    """The setting may change at any time, and holds for what comes."""
+    """The setting may change at any time, and applies to later uploads."""
     data = content(1, 2)
     new = [put(handle, image_id, data, **options).new_bytes // BLOCK
            for image_id, (handle, options) in zip('abcdefgh', [
@@ -201,7 +204,7 @@ def test_global_and_project_side_by_side(path, repo, other):
 
 
 def measured(tmp_path, name, scope, stored, sent):
-    """What it costs a project to upload, when another has stored."""
+    """Return the work of a project's upload after another project's upload."""
     directory = tmp_path / name
     directory.mkdir()
     path = maintenance.create(directory)
@@ -219,7 +222,7 @@ def measured(tmp_path, name, scope, stored, sent):
 
 
 class Calls:
-    """What this process has read and written: bytes, and calls."""
+    """Bytes and calls that this process has read and written."""
 
     def __init__(self):
         with open('/proc/self/io') as file:
@@ -233,13 +236,13 @@ class Calls:
 
 
 def test_what_others_have_makes_no_difference(tmp_path):
-    """The same work, call for call, for a stored image and for a new one."""
+    """An upload's work does not depend on the blocks of another project."""
     stored, new = content(*range(20)), content(*range(100, 120))
     known = measured(tmp_path, 'a', 'project', stored, stored)
     unknown = measured(tmp_path, 'b', 'project', stored, new)
     assert known == unknown
     assert known[0]['hits'] == known[0]['cold_loads'] == 0
-    # And what is compared does tell the one from the other.
+    # The comparison does detect a difference in the global scope.
     assert measured(tmp_path, 'c', 'global', stored, stored) != (
         measured(tmp_path, 'd', 'global', stored, new))
 
@@ -247,7 +250,10 @@ def test_what_others_have_makes_no_difference(tmp_path):
 # -- weak fingerprints --------------------------------------------------------
 
 def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
-    """Of 256 fingerprints all are alike; no block of another is looked at."""
+    """Projects with equal fingerprints never use each other's blocks.
+
+    All blocks have one of 256 fingerprints.
+    """
     path = maintenance.create(tmp_path, fingerprint='weak-8', verify='bytes')
     data = content(*range(30))
     with repositories.open_repository(path, codec='none',
@@ -256,7 +262,7 @@ def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
         before = repo.statistics()
         assert put(repo, 'two', data, **Q).new_bytes == len(data)
         after = repo.statistics()
-        # There were hints enough.
+        # Enough hints existed.
         assert after['candidates'] - before['candidates'] > 100
         held = {g for g in maintenance.groups(path)
                 if scope_of_group(path, g) == scopes.of_project('p')}
@@ -277,7 +283,10 @@ def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
 
 
 def test_healing_passes_over_other_scopes(tmp_path):
-    """From the spare copy, and not from another scope's like."""
+    """The scrubber heals from a spare copy of the same scope.
+
+    It leaves the equal block of another scope alone.
+    """
     path = maintenance.create(tmp_path)
     data = content(99, blocks=1)
     with repositories.open_repository(path, codec='none') as repo:
@@ -307,7 +316,7 @@ def test_no_store_of_another_scope_is_loaded(tmp_path):
         statistics = repo.statistics()
         assert statistics['candidates'] > 0
         assert statistics['cold_loads'] == statistics['compares'] == 0
-        # Nor is its lock asked for.
+        # The upload does not try the group's lock either.
         with repositories.collector_in(path, *groups_of(repo, 'one')):
             put(repo, 'three', content(2), **Q)
         assert repo.statistics()['lock_refusals'] == 0
@@ -316,7 +325,7 @@ def test_no_store_of_another_scope_is_loaded(tmp_path):
 # -- which group is appended to -----------------------------------------------
 
 def make_group(path, number, scope):
-    """As its maker leaves it."""
+    """Make a group as an upload leaves it."""
     group = repositories.Group(path, 1)
     data = group.data[:group.data_start()]
     data[512:] = bytes(len(data) - 512)
@@ -328,21 +337,22 @@ def make_group(path, number, scope):
 
 
 def test_a_group_is_found_behind_any_number_of_others(path, repo):
-    """256 are looked at at once; a handle remembers whose the others are."""
+    """An upload searches 256 groups at a time and remembers foreign ones."""
     put(repo, 'first', noise(BLOCK), **P)
     for number in range(2, 500):
         make_group(path, number, scopes.of_project(str(number)))
-    # Whoever has not seen the others takes a new one,
+    # A handle that has not seen the other groups takes a new one,
     with repositories.open_repository(path) as fresh:
         put(fresh, 'other', noise(BLOCK, 2), **P)
         assert groups_of(repo, 'other') == {500}
-    # which is found by all. Behind it, one more look finds the first.
+    # and every handle finds that one. One more search behind it finds the
+    # first group.
     put(repo, 'second', noise(BLOCK, 3), **P)
     assert groups_of(repo, 'second') == {500}
     with repositories.holding(path / 'locks' / 'groups', 500):
         put(repo, 'third', noise(BLOCK, 4), **P)
     assert groups_of(repo, 'third') == {1}
-    # And asks only those that it may use.
+    # The search reads only groups that it may use.
     before = Calls()
     put(repo, 'fourth', noise(BLOCK, 5), **P)
     assert (Calls() - before)[2] < 50
@@ -363,7 +373,7 @@ def test_writers_of_one_project_at_once(path, repo, other):
 
 
 def test_an_aborted_upload(path, repo):
-    """Its blocks are there for its own project only."""
+    """Only an upload of the same project finds an aborted upload's blocks."""
     data = content(1, 2)
     with repo.begin('one', **P) as transaction:
         transaction.write(data)
@@ -375,7 +385,7 @@ def test_an_aborted_upload(path, repo):
 
 @pytest.mark.parametrize('options', [P, ALL])
 def test_a_dead_writers_tail(path, repo, options):
-    """The next writer of the same scope verifies it; others leave it."""
+    """The next writer of the same scope verifies it; other writers skip it."""
     data = content(1, 2)
     put(repo, 'one', data, **options)
     repo.close()
@@ -410,12 +420,12 @@ def test_merging_finds_nothing(maintainer, path, repo, other):
 
 
 def put_at_once(repo, other, first, second, data, **options):
-    """Neither finds what the other has not synced."""
+    """Upload two images at once; neither upload finds the other's blocks."""
     with repo.begin(first, **options) as a, other.begin(
             second, **options) as b:
         for transaction in (a, b):
             transaction.write(data)
-            transaction.add_zeros(0)        # so that it is looked up
+            transaction.add_zeros(0)        # the zeros cause the lookup
         for transaction in (a, b):
             assert transaction.commit().new_bytes == len(data)
 
@@ -450,7 +460,7 @@ def test_a_merge_to_another_scope_is_refused(maintainer, repo, path):
 
 @pytest.mark.parametrize('how', [{'live_share': 90}, {'evacuate_share': 10}])
 def test_rewriting_and_evacuation(maintainer, path, repo, other, how):
-    """Blocks that move stay in their scopes."""
+    """Blocks stay in their scopes when they move."""
     images = {}
     for number in range(12):
         for project in 'pq':
@@ -468,7 +478,8 @@ def test_rewriting_and_evacuation(maintainer, path, repo, other, how):
     collect(maintainer)
     maintenance.require_collected(maintainer)
     maintenance.require_contents(repo, images)
-    # Two of what both have, still, and in groups of their own.
+    # Both projects still have their own copies of the two blocks, in their own
+    # groups.
     assert len(set(maintenance.blocks_of(repo, 'p3'))
                | set(maintenance.blocks_of(repo, 'q3'))) == 4
     require_distinct(repo, path)
@@ -492,11 +503,11 @@ def damage(path, address):
 
 @pytest.mark.parametrize('options', [P, ALL])
 def test_spare_copies(maintainer, path, repo, other, options):
-    """One of a scope's block is verified by it, and heals it."""
+    """A spare copy is verified in its block's scope, and heals that block."""
     data = content(1)
     for image_id in 'abc':
         put(other, image_id, data, **options)
-    put(other, 'd', data, **Q)          # once: it gets no copy
+    put(other, 'd', data, **Q)          # stored once, so it gets no copy
     maintenance.account(maintainer)
     assert scrub(maintainer, spare_threshold=3).spares == 10
     assert checker.check(path).figures['spares'] == 10
@@ -504,7 +515,7 @@ def test_spare_copies(maintainer, path, repo, other, options):
     damage(path, mine)
     assert read_all(repo, 'a') == data
     assert checker.check(path).damaged_images == []
-    # A copy of another scope's equal block is none.
+    # A copy of an equal block of another scope does not count.
     damage(path, theirs)
     with pytest.raises(exceptions.DamagedError):
         read_all(repo, 'd')
@@ -516,7 +527,8 @@ def test_spare_copies(maintainer, path, repo, other, options):
         assert read_all(repo, image_id) == data
         assert {scope_of_group(path, g) for g in groups_of(
             repo, image_id)} == {bytes.fromhex(repo.stat('a').scope)}
-    # An upload of the same project heals it; another's has not.
+    # An upload of the same project heals the block; an upload of another
+    # project does not.
     put(other, 'e', data, **options)
     scrub(maintainer)
     with pytest.raises(exceptions.DamagedError):
@@ -533,7 +545,7 @@ def require_nothing_damaged(path):
 
 
 def test_spares_of_projects_that_are_gone(maintainer, path, repo, other):
-    """Nobody can say whether they are good, nor needs them."""
+    """The check counts no spare copy of a scope whose groups are gone."""
     put(other, 'last', content(7))
     for image_id in 'abc':
         put(other, image_id, content(1), **P)
@@ -557,10 +569,10 @@ def test_scrub_verifies_by_the_scope(maintainer, path, other):
     assert (result.blocks, result.damaged) == (20, 0)
 
 
-# -- what names another scope is damaged --------------------------------------
+# -- recipes and spare copies that name another scope are damaged -------------
 
 def set_scope(file, scope):
-    """Change it in the header of a recipe."""
+    """Change the scope in the header of a recipe."""
     data = bytearray(file.read_bytes())
     data[32:48] = scope
     data[4088:4096] = struct.pack(
@@ -610,11 +622,11 @@ def test_spare_copies_are_no_group(maintainer, path, repo, other):
     assert checker.check(path).damaged_images == ['a', 'b', 'c']
 
 
-# -- the second implementation of the format, on files that it did not see made
+# -- files written by the second implementation of the format -----------------
 
 def written(tmp_path, *, scope=scopes.of_project('p'), owner=None,
             project='p', fingerprint='sha256', compute=None):
-    """An image whose group, and whose recipe, say so."""
+    """Write an image whose group and recipe name the given scopes."""
     repository = format_writer.Repository(
         tmp_path / 'written', fingerprint=fingerprint,
         verify='bytes' if fingerprint == 'xxh3-128' else 'fingerprint')
@@ -668,7 +680,7 @@ def test_check_finds_what_is_of_another_scope(tmp_path, arguments, words):
 
 
 def test_check_names_an_image_in_the_scope_of_another_project(tmp_path):
-    """It was called damaged, and nothing of it was read."""
+    """The check notes a foreign scope, and does not call the image damaged."""
     for name in ('site', 'cache'):
         (tmp_path / name).mkdir()
     report = checker.check(written(tmp_path / 'site', project='q').path)
@@ -697,7 +709,7 @@ def test_spares_are_checked_by_the_scopes_there_are(tmp_path):
     other.publish()
     other.save()
     assert checker.check(repository.path).figures['spares'] == 3
-    # Only one of the same scope stands in for a block.
+    # Only a spare copy of the same scope replaces a block.
     damage(repository.path, (1, 4))
     assert checker.check(repository.path).ok is False
     assert checker.check(repository.path).damaged_images == []
@@ -712,7 +724,7 @@ WHERE = {'global': ALL, 'p': P, 'q': Q}
 
 @pytest.fixture(scope='module')
 def sender(tmp_path_factory):
-    """A daemon whose repository has an image once in each scope."""
+    """Run a daemon whose repository has an image once in each scope."""
     directory = tmp_path_factory.mktemp('sender')
     path = repositories.create(directory / 'there')
     data = noise(40 * 4096) + noise(4096) + noise(100, 5)
@@ -731,7 +743,7 @@ CASES = [
 
 @pytest.mark.parametrize('there, here, known', CASES)
 def test_pulling(tmp_path, sender, there, here, known):
-    """Looked up only if both say the same; verified in any case."""
+    """A pull looks blocks up only if both images have the same scope."""
     daemon, data = sender
     path = repositories.create(tmp_path / 'here')
     with repositories.open_repository(path) as repo:
@@ -742,7 +754,7 @@ def test_pulling(tmp_path, sender, there, here, known):
         assert read_all(repo, there) == data
         same = there == here
         assert (result.whole is None) == same
-        # 42 blocks, of which one is there twice.
+        # The image has 42 blocks, and one of them occurs twice.
         if same and known == here:
             assert (result.found_blocks, result.asked_blocks) == (42, 0)
         else:

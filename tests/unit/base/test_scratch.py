@@ -15,7 +15,7 @@ from tests.unit.repository import format_writer
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """Where temporary files go."""
+    """The directory for temporary files."""
     place = tmp_path / 'temporary'
     place.mkdir()
     monkeypatch.setattr(tempfile, 'tempdir', str(place))
@@ -57,7 +57,7 @@ def test_what_is_none_of_ours_stays(place, tmp_path, monkeypatch):
     real = os.lstat
 
     def strange(path, **keywords):
-        """That directory is another user's."""
+        """Report another user as the owner of that directory."""
         status = real(path, **keywords)
         if str(path).endswith('strange'):
             status = os.stat_result([*status[:4], 12345, *status[5:10]])
@@ -73,7 +73,7 @@ def test_what_is_none_of_ours_stays(place, tmp_path, monkeypatch):
 
 
 def test_it_is_taken_for_dead_before_it_is_locked(place, monkeypatch):
-    """By a process that removes it, and by one that is about to."""
+    """A process may remove the new directory before this process locks it."""
     lock, calls = scratch.lock_directory, []
 
     def late(path):

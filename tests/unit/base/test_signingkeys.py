@@ -41,7 +41,7 @@ def test_a_change(path):
     with repositories.open_repository(path) as repo:
         begun = signingkeys.begin_change(str(path))
         assert begun.previous == old != begun.current
-        # A process that has the repository open notices.
+        # A process that has the repository open reads the new keys.
         assert read(path) == repo.read_keys() == begun
         assert checker.check(path).ok
         with pytest.raises(exceptions.InvalidParameter, match='--finish'):
@@ -89,7 +89,7 @@ def test_a_file_that_is_gone(path):
 
 @pytest.mark.parametrize('how', ['gone', 'directory', 'link', 'fifo'])
 def test_what_is_no_file(path, how):
-    """It never counts as an image that is not there (I13)."""
+    """A key that is no regular file never counts as an absent image (I13)."""
     (path / 'key').unlink()
     if how == 'directory':
         (path / 'key').mkdir()
@@ -135,7 +135,10 @@ def test_two_changes_at_the_same_time(path):
 @pytest.mark.parametrize('work', [
     signingkeys.begin_change, signingkeys.finish_change])
 def test_kill_9_at_every_step(path, work, step, after):
-    """The old keys are there, or the new ones (I13); the next run ends it."""
+    """After a kill, the old keys or the new ones are there (I13).
+
+    The next run completes the change.
+    """
     if work is signingkeys.finish_change:
         signingkeys.begin_change(str(path))
     before = read(path)
@@ -169,7 +172,7 @@ def test_kill_9_at_every_step(path, work, step, after):
 
 
 def test_the_key_of_manifests_follows_rfc_5869():
-    """It is what HKDF-Expand makes of it, and does not give the key away."""
+    """The key equals HKDF-Expand's result and differs from a plain HMAC."""
     key = bytes(range(32))
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf import hkdf

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Connections to Unix sockets whose queue is full, or that nobody serves."""
+"""Connections to Unix sockets with a full queue or without a server."""
 
 import contextlib
 import os

@@ -33,7 +33,7 @@ def test_results_and_errors(pool):
         pool.submit(divmod, 7, 0).result(5)
     with pytest.raises(KeyboardInterrupt):
         pool.submit(lambda: (_ for _ in ()).throw(KeyboardInterrupt)).result(5)
-    assert pool.submit(int, '5').result(5) == 5  # the worker lives on
+    assert pool.submit(int, '5').result(5) == 5  # the worker survives
 
 
 def test_threads_are_bounded_daemons_and_started_when_needed(pool):
@@ -76,7 +76,7 @@ def test_no_thread_to_be_had(pool, monkeypatch):
     strand = thread_pool.Strand(pool)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, 'start', fail)
-        # Those who answer requests take it for what may pass.
+        # Request handlers treat NoThread as a temporary error.
         with pytest.raises(exceptions.NoThread, match='start new thread'):
             pool.submit(int)
         with pytest.raises(exceptions.NoThread):
@@ -190,7 +190,7 @@ def test_no_limit_needs_no_thread(pool):
 def test_a_limit(pool):
     limit = thread_pool.TimeLimit(0.2, pool)
     assert limit.call(int, '5') == 5
-    # A system call that timed out by itself is not the limit.
+    # A system call that timed out by itself does not count as the limit.
     with pytest.raises(TimeoutError):
         limit.call(lambda: (_ for _ in ()).throw(TimeoutError('ETIMEDOUT')))
     go, undone = threading.Event(), []

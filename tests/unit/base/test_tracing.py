@@ -17,7 +17,7 @@ KEY = 'a-key'
 
 @pytest.fixture
 def told():
-    """What is told to the store of traces."""
+    """Messages that the store of traces receives."""
     before, found = notifier.get(), []
     notifier.set(found.append)
     yield found
@@ -83,7 +83,7 @@ def test_an_error_is_told_by_its_class_alone(told):
 
 @pytest.mark.parametrize('good', [0, 1])
 def test_a_store_that_fails_fails_nothing_else(told, caplog, good):
-    """Neither at the beginning of a span nor at its end."""
+    """A span succeeds if the store fails at its beginning or at its end."""
     def notify(info):
         if len(told) >= good:
             raise ConnectionError('redis://:password@host')

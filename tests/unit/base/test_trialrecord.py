@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a repository keeps of trials, and what follows from it."""
+"""A repository's record of trials, and its consequences."""
 
 import os
 import socket
@@ -81,7 +81,7 @@ def test_only_the_last_hosts_are_kept(root):
 
 
 def test_clientaddr_is_no_option(root, monkeypatch):
-    """It may change at each mount, and says nothing of the file system."""
+    """The clientaddr option is ignored, since it may change at each mount."""
     found = trialrecord.filesystem.mount_of(root)
     options = frozenset({'rw', 'clientaddr=192.0.2.1'})
     monkeypatch.setattr(
