@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a host notes of checkpoints.
+"""A host's notes of checkpoints.
 
-tests/functional/test_running_servers.py has the rest, with real servers.
+The file ``tests/functional/test_running_servers.py`` has the tests with real
+servers.
 """
 
 import json
@@ -48,7 +49,10 @@ def test_of_another_server_or_repository_it_says_nothing(place, tmp_path):
     {'others': 1}, {'others': None}, {'size': 'x'}, {'backup_id': 1},
     {'checkpoint': NAMES[0] + "'/><disk"}, {'others': [[]]}])
 def test_forged_fields_say_nothing(place, fields):
-    """Names go into requests to libvirt."""
+    """A record with forged fields counts as empty.
+
+    The names in it would go into requests to libvirt.
+    """
     path = place.path('checkpoint')
     with open(path) as f:
         found = json.load(f)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The digests of a source: bound to one backup, and trusted in nothing."""
+"""The digests of a source belong to one backup and are never trusted."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ def changes(directory, size=SIZE, **options):
 
 
 def scan(directory, data=None, base=BASE, **options):
-    """Which segments are the same; with `base`, these become it."""
+    """Return which segments are unchanged; commit `base` if there is one."""
     place, found = changes(directory, **options)
     same = [found.is_same(number, piece)
             for number, piece in enumerate(data or DATA)]
@@ -63,7 +63,7 @@ def state(tmp_path):
 @pytest.mark.parametrize('length', [
     0, 1, 15, 16, 17, 4096, views.SEGMENT - 512, views.SEGMENT])
 def test_the_digest_of_a_segment(length):
-    """It is GMAC, as another program computes it."""
+    """The digest is the GMAC that another program computes."""
     rng = random.Random(length)
     data, key = rng.randbytes(length), rng.randbytes(32)
     assert _engine.keyed_digest(key, data) == aead.AESGCM(key).encrypt(
@@ -77,7 +77,10 @@ def test_keys_of_another_length(length):
 
 
 def test_each_source_has_a_key(state):
-    """It goes on with its digests; those of another source say nothing."""
+    """Each source has a key of its own, and keeps it between backups.
+
+    Two sources with equal data have different digests.
+    """
     def key(name):
         return json.loads((state / f'{name}.digests').read_bytes()[:4096])[
             'digest_key']
@@ -102,7 +105,7 @@ def test_they_are_of_one_backup(state):
 
 
 def test_a_last_segment_of_another_length_is_not_the_same(tmp_path):
-    """Zeros of another length are other bytes."""
+    """A last segment of zeros differs from zeros of another length."""
     def only(size):
         return scan(tmp_path, [None, None], size=size)
 
@@ -125,7 +128,7 @@ def test_a_file_that_is_too_long_says_nothing(state):
 
 
 def test_no_bit_may_be_wrong(state):
-    """A false byte hides the digests of its page; it never changes one."""
+    """A changed bit hides its page's digests; it never adds a match."""
     path = state / 'disk.digests'
     whole = path.read_bytes()
     rng = random.Random(1)
@@ -146,13 +149,13 @@ def test_pages_of_another_file_say_nothing(state):
     old = path.read_bytes()
     scan(state, [b'new'] * COUNT)
     new = path.read_bytes()
-    path.write_bytes(old[:4096] + new[4096:])       # torn
+    path.write_bytes(old[:4096] + new[4096:])       # the file is torn
     assert not any(scan(state, [b'new'] * COUNT, base=None))
     assert not any(scan(state, base=None))
 
 
 def test_pages_in_another_order_say_nothing(tmp_path):
-    """Even where all segments are equal."""
+    """Pages in a wrong order do not count, even if all segments are equal."""
     scan(tmp_path, [b'same'] * COUNT)
     path = tmp_path / 'disk.digests'
     old = path.read_bytes()
@@ -188,7 +191,7 @@ def test_what_is_no_file_of_digests(tmp_path, plant):
 
 
 def test_memory_does_not_grow_with_the_disk(tmp_path):
-    """A disk of 1 TiB has 8 MiB of digests."""
+    """A scan of 1 TiB, with 8 MiB of digests, needs under 1 MiB more."""
     count = 1 << 19
     place, found = changes(tmp_path, count * views.SEGMENT)
     before = resident()
@@ -205,7 +208,7 @@ def test_memory_does_not_grow_with_the_disk(tmp_path):
 
 
 def test_a_backup_goes_on_if_they_cannot_be_kept(tmp_path, caplog):
-    """They are hints (B1)."""
+    """A backup succeeds if its digests cannot be stored (B1)."""
     tmp_path.joinpath('disk.digests.new').mkdir()
     with caplog.at_level(logging.WARNING):
         assert not any(scan(tmp_path))

@@ -25,7 +25,7 @@ def run(*command):
 
 @pytest.fixture
 def disk(tmp_path):
-    """Data, a hole, data again, and an end that is no whole segment."""
+    """A disk with data, a hole, data again, and a partial last segment."""
     path = tmp_path / 'disk.raw'
     with open(path, 'wb') as f:
         f.write(os.urandom(SEGMENT))
@@ -79,7 +79,7 @@ def test_without_the_commit_everything_is_as_before(disk):
 
 
 def test_a_base_that_cannot_be_opened_is_dropped(disk):
-    """B4."""
+    """B4: a scan without a base finds no segment unchanged."""
     sources.back_up(view(disk))
     with view(disk) as second:
         second.drop_base()
@@ -92,7 +92,7 @@ def test_a_base_that_cannot_be_opened_is_dropped(disk):
     lambda path: os.truncate(path, 9 * SEGMENT),
     lambda path: os.utime(path, ns=(1, 1))])
 def test_a_change_while_it_is_read_is_noticed(disk, change):
-    """B2."""
+    """B2: a scan fails if the source changes meanwhile."""
     with view(disk) as opened:
         buffer = memoryview(bytearray(SEGMENT))
         opened.scan(0, buffer)
@@ -104,9 +104,10 @@ def test_a_change_while_it_is_read_is_noticed(disk, change):
 
 
 def test_a_write_right_before_and_after_the_opening_is_noticed(disk):
-    """A file's time has steps of some milliseconds.
+    """A write just before or after the opening is noticed.
 
-    Before Linux 6.13: since then a time that was looked at has no equal.
+    A file's time has steps of some milliseconds. This holds before Linux 6.13:
+    newer kernels use a finer time after a program has read it.
     """
     for number in range(20):
         write(disk, 0, bytes([number]))
@@ -132,7 +133,7 @@ def test_two_backups_at_once(disk):
 
 
 def test_a_dead_process_is_followed_by_its_identity(disk):
-    """B5: the digests of a scan outlive the process."""
+    """B5: another process continues a scan whose process has died."""
     sources.back_up(view(disk), 'b_disk_1')
     write(disk, 0, b'new')
     read_end, write_end = os.pipe()
@@ -172,7 +173,7 @@ def test_an_empty_file(tmp_path):
 
 
 def test_a_block_device_that_is_written_to_is_noticed(disk):
-    """Even while what was written is only in the page cache."""
+    """A write that is still in the page cache is noticed, too."""
     os.truncate(disk, 4 * SEGMENT)
     try:
         device = pathlib.Path(run('losetup', '--find', '--show', disk).strip())
@@ -287,7 +288,10 @@ def test_backing_files_are_followed_where_they_may_lie(disk, qcow2):
 
 @pytest.mark.needs('qemu')
 def test_no_file_of_the_host_is_backed_up_as_a_disk(disk, qcow2, tmp_path):
-    """Whoever makes a disk chooses what it names."""
+    """A qcow2 cannot have another file of the host backed up as its data.
+
+    The creator of a disk chooses the files that the disk names.
+    """
     secret = tmp_path / 'secret'
     secret.write_bytes(b'password' * 512)
     allowed = tmp_path / 'allowed'

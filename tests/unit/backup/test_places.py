@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The state directory: names and locks."""
+"""The names and the locks of the state directory."""
 
 import os
 import stat

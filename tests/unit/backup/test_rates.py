@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How fast servers overwrite their disks: an estimate that may be damaged."""
+"""The stored estimate of the rate at which a server overwrites its disks."""
 
 import logging
 

@@ -37,7 +37,7 @@ def test_networks_for_open_mpi(monkeypatch):
         '10.0.0.0/8,192.0.2.0/24')
     assert f'{name}include' not in reachable_hosts.environment(found[1:2])
     assert reachable_hosts.environment([]) == {}
-    # What the operator says comes first.
+    # The operator's own setting comes first.
     for end in ('include', 'exclude'):
         with monkeypatch.context() as patched:
             patched.setenv(name + end, 'eth7')
@@ -46,7 +46,7 @@ def test_networks_for_open_mpi(monkeypatch):
 
 @pytest.fixture
 def answer(tmp_path, monkeypatch):
-    """Have ssh bring what a host is said to have answered."""
+    """Return a function that sets the answer that ssh brings from a host."""
     ssh = tmp_path / 'ssh'
     ssh.write_text('#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n'
                    f'cat "{tmp_path}/$1"\n')
@@ -84,7 +84,7 @@ def test_a_host_that_lies_is_left_out_alone(answer, field, value):
     ('good', 'good'), ('good.example', 'good'), ('root@good', 'good'),
     ('good', 'good.example')])
 def test_a_host_that_takes_the_name_of_another(answer, true, name):
-    """It keeps the other one out of no backup."""
+    """A host with another host's name is lost; the real host is reached."""
     answer(true, nodename=name)
     answer('bad', nodename=name)
     found, lost = reachable_hosts.reach(['bad', true])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The backup that is meant, and those that are kept."""
+"""The selection of one backup by time, and of the backups to keep."""
 
 import collections
 import datetime
@@ -56,7 +56,7 @@ def test_texts_that_are_no_times(text):
         retention.parse_time(text)
 
 
-# -- which one ----------------------------------------------------------------
+# -- the selection of one backup ----------------------------------------------
 
 FOUND = [*backups('2026-11-23T18:00', '2026-11-21T18:00', '2026-11-22T18:00'),
          *backups('2026-11-24T18:00', name='db')]
@@ -78,12 +78,12 @@ AHEAD = '2030-01-01T00:05:01'
 
 
 def test_backup_of_the_future_is_not_meant():
-    """A time that is given counts more than the clock."""
+    """A backup of the future is chosen only if its time is given."""
     found = [*FOUND, *backups(AHEAD)]
     assert retention.chosen(found, 'web', NOW).time == moment(
         '2026-11-23T18:00')
     assert retention.chosen(found, 'web', NOW, moment(AHEAD)) == found[-1]
-    # Clocks of hosts differ.
+    # A small difference is no future, since the clocks of hosts differ.
     found[-1] = Backup('web', moment('2030-01-01T00:05:00'))
     assert retention.chosen(found, 'web', NOW) == found[-1]
 
@@ -107,7 +107,10 @@ def test_warnings_name_backups_of_the_future():
 
 
 def test_backup_of_the_first_year():
-    """Such a date, which any sender may choose, is one like others."""
+    """A backup of the year 1 is treated like every other.
+
+    A sender may choose such a date.
+    """
     first, = backups('0001-01-01')
     assert retention.warnings([first, *FOUND], NOW) == []
     assert retention.chosen([first], 'web', NOW) == first
@@ -137,10 +140,10 @@ def test_there_is_none():
         retention.chosen(many, 'web', NOW)
 
 
-# -- which stay ---------------------------------------------------------------
+# -- the backups to keep ------------------------------------------------------
 
 def test_the_newest_of_each_period():
-    """Of a day, of an ISO week, of a month; each rule by itself."""
+    """Each rule keeps the newest backup of its days, ISO weeks or months."""
     found = backups('2026-11-23T18:00', '2026-11-23T02:00',  # a Monday
                     '2026-11-22T18:00', '2026-11-16T18:00',
                     '2026-11-15T18:00', '2026-10-31T18:00')
@@ -187,7 +190,7 @@ def test_the_newest_stays():
 
 
 def test_no_rule_counts_backups_of_the_future():
-    """One in the future took the place of every backup made since."""
+    """A backup of the future takes no other backup's place in a rule."""
     found = backups('2099-01-01T01:00', '2026-11-23T18:00',
                     '2026-11-22T18:00', '2026-11-21T18:00')
     assert why(found, last=2, daily=1, weekly=1, monthly=1) == {
@@ -195,13 +198,13 @@ def test_no_rule_counts_backups_of_the_future():
         '2026-11-23T18': ['newest', 'last 1', 'daily 2026-11-23',
                           'weekly 2026-W48', 'monthly 2026-11'],
         '2026-11-22T18': ['last 2']}
-    # The clock of the host that prunes is behind.
+    # The clock of the pruning host is behind.
     assert why(found, moment('1970-01-01'), last=1) == {
         f'{backup.time:%Y-%m-%dT%H}': ['in the future'] for backup in found}
 
 
 def test_backup_that_was_stored_last_stays():
-    """A clock that was behind dated it 1970."""
+    """The backup that was stored last stays, even if its date is 1970."""
     found = backups('2099-01-01T01:00', '2026-11-23T18:00',
                     '2026-11-22T18:00', '1970-01-01T00:01')
     stored = dict(zip(found, (4e9, 100, 90, 200)))
@@ -212,7 +215,7 @@ def test_backup_that_was_stored_last_stays():
     # The recipe of the newest is damaged.
     del stored[found[1]]
     assert why(found, stored=stored, last=1) == expected
-    # Two that were stored in one second: the date decides.
+    # Two backups were stored in the same second, so the date decides.
     assert list(why(found, stored=dict.fromkeys(found, 5), last=1)) == [
         '2099-01-01T01', '2026-11-23T18']
 

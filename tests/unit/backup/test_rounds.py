@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rounds: both heuristics against all plans there are."""
+"""Rounds: both heuristics are compared with all possible plans."""
 
 from collections.abc import Iterator
 import random
@@ -26,7 +26,7 @@ def partitions(disks: list[rounds.Disk]) -> Iterator[list[list[rounds.Disk]]]:
 
 
 def skewed(seed: int, count: int) -> list[rounds.Disk]:
-    """Disks whose sizes differ much: of each set by another law."""
+    """Return disks of very different sizes; the seed sets the distribution."""
     rng = random.Random(seed)
     law = [lambda: rng.paretovariate(1.1), lambda: rng.lognormvariate(0, 1.5),
            lambda: rng.choice([1.0, 1.0, 1.0, 40.0]),
@@ -70,21 +70,21 @@ def test_the_weight_decides():
     limits = rounds.Limits(overhead=1)
     short, both, kept = (rounds.best(disks, limits, weight)
                          for weight in (1, 0.3, 0))
-    # All at once takes the least time, each by itself keeps views shortest.
+    # One round takes the least time; one disk per round keeps views shortest.
     assert len(short.rounds) == 1
     assert short.total == min(
         rounds.plan(rounds.balance(disks, count), limits).total
         for count in range(1, 41))
     assert short.total < both.total <= kept.total
     assert short.kept > both.kept >= kept.kept
-    # The mean is by disks, not by rounds.
+    # The mean counts each disk, not each round.
     assert kept.kept == sum(
         rounds.seconds(part, limits) * len(part)
         for part in kept.rounds) / 40
 
 
 def test_long_rounds_coincide():
-    """As load by load on each host, in whatever order they were found."""
+    """Balanced rounds take as long as the host with the most work."""
     disks = [rounds.Disk(f'{host}{n}', host, n + 1.0)
              for host in HOSTS for n in range(6)]
     for count in range(1, 7):
@@ -100,13 +100,13 @@ def test_a_view_that_fits_nowhere():
     with pytest.raises(exceptions.InvalidParameter,
                        match='the disk large on b .* 10.0 MB/s, .* 100 s'):
         rounds.best(disks, rounds.Limits(0, 1e8), 0.5)
-    # A view is no larger than its disk.
+    # A view is at most as large as its disk.
     small = [rounds.Disk('small', 'b', 100, 10 ** 8, 1e7)]
     assert len(rounds.best(small, rounds.Limits(0, 1e8), 0.5).rounds) == 1
 
 
 def test_a_round_whose_views_do_not_fit_is_divided():
-    """A slow host makes the views of others large."""
+    """A slow host's disk gets its own round if the views would not fit."""
     disks = [rounds.Disk('slow', 'a', 100, 1 << 40, 0.0),
              rounds.Disk('busy', 'b', 1, 1 << 40, 10.0)]
     found = rounds.best(disks, rounds.Limits(0, 500), 1)

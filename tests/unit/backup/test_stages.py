@@ -11,7 +11,10 @@ def record(key, address):
 
 
 def test_a_new_block_that_was_stored_twice():
-    """The index refuses equal records, and the round broke."""
+    """A key that occurs twice yields one record.
+
+    The index refuses equal records.
+    """
     records = _engine.index_sort(b''.join(
         record(key, address) for key, address in (
             (7, 1), (3, 5), (7, 1), (9, 4), (3, 2))))

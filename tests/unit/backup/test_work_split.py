@@ -12,7 +12,7 @@ HERE = os.uname().nodename
 
 @dataclasses.dataclass
 class Ranks:
-    """Some ranks, of which one is this process."""
+    """A set of ranks that includes this process."""
 
     rank: int
     hosts: tuple
