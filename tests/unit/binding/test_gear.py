@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Content-defined chunking: a repository of ``gear``, and what is done in it.
+"""Content-defined chunking: a repository of ``gear`` and the work on it.
 
-What is stored is compared with ``tests/support/gear_reference.py``, which cuts
-a second time, by the format's text.
+The tests compare the stored blocks with those of
+``tests/support/gear_reference.py``, a second implementation of the format's
+text.
 """
 
 import random
@@ -42,7 +43,7 @@ def repo(path):
 
 
 def image_of(size, seed=1):
-    """Noise, texts, zeros and repetitions, in stretches of odd lengths."""
+    """Return noise, texts, zeros and repetitions of odd lengths."""
     rng = random.Random(seed)
     data = bytearray()
     while len(data) < size:
@@ -65,7 +66,7 @@ def put(repo, image_id, data, pieces=None):
 
 
 def lengths_of(repo, image_id):
-    """The lengths of an image's blocks, and a negative one for zeros."""
+    """Return the lengths of an image's blocks, negative for zeros."""
     found = []
     with repo.open_image(image_id) as image:
         page = 0
@@ -96,7 +97,7 @@ def expected(data, limits=LIMITS):
     return found
 
 
-# -- where it is cut ----------------------------------------------------------
+# -- the places of the cuts ---------------------------------------------------
 
 @pytest.mark.parametrize('pieces', [
     None, [1, 70, 5000], [4096], [MIB - 1, 3], [MIB + 1, 5 * MIB]], ids=str)
@@ -153,14 +154,14 @@ def test_what_was_put_in_costs_little(tmp_path):
 
 
 def test_what_follows_zeros_is_found_wherever_it_lies(repo):
-    """A small file among others: it begins a block."""
+    """A small file behind zeros begins a block, so a second image finds it."""
     file = noise(1000, 'file')
     put(repo, 'one', noise(5000) + bytes(1000) + file + bytes(1000))
     stat = put(repo, 'two', noise(3333, 2) + bytes(777) + file + bytes(600))
     assert stat.new_bytes < 3333 + 500
 
 
-# -- what is refused ----------------------------------------------------------
+# -- refused parameters -------------------------------------------------------
 
 @pytest.mark.parametrize('text, word', [
     ('content-defined 1024', 'content-defined 1024'),
@@ -197,7 +198,7 @@ def test_the_engine_refuses_them_itself(path, repo, cuts, word):
             cut_minimum=cuts[0], cut_average=cuts[1])
 
 
-# -- what is done with it -----------------------------------------------------
+# -- work on such a repository ------------------------------------------------
 
 def test_blocks_that_were_cut_elsewhere(repo, path):
     data = image_of(200000)
@@ -241,7 +242,7 @@ def test_ranges(repo):
 
 
 def test_pulling(tmp_path):
-    """Only what lacks comes, though it lies elsewhere in the image."""
+    """A pull receives only the missing blocks, also at other offsets."""
     there, here = (repositories.create(tmp_path / name, **GEAR)
                    for name in ('there', 'here'))
     data = image_of(3 * MIB, 2)
@@ -265,7 +266,7 @@ def test_pulling(tmp_path):
 
 @pytest.mark.parametrize('parameters', [{}, GEAR], ids=str)
 def test_pulling_blocks_of_any_lengths(tmp_path, parameters):
-    """A block stays as it was cut, wherever it ends."""
+    """A pulled block keeps its length, wherever it ends."""
     there, here = (repositories.create(tmp_path / name, **parameters)
                    for name in ('there', 'here'))
     lengths = [1 + 37 * n * n % 4096 for n in range(200)]
@@ -280,7 +281,7 @@ def test_pulling_blocks_of_any_lengths(tmp_path, parameters):
     with repositories.open_repository(here) as repo, (
             daemons.running(there)) as daemon, daemon.client() as client:
         pull.pull(repo, 'one', client)
-        # In its middle only are blocks that are not here.
+        # Only the blocks in the middle are missing here.
         assert pull.pull(repo, 'two', client).asked_blocks == 100
         assert repositories.read_all(repo, 'two') == two
         assert lengths_of(repo, 'two') == lengths
@@ -307,12 +308,12 @@ def test_pulling_what_is_cut_otherwise(tmp_path, other):
 
 
 def test_all_that_the_maintainer_does(repo, path):
-    """Merging, collection, evacuation, scrub with healing, deletion."""
+    """An image survives merging, collection, scrubbing and deletion."""
     twin = image_of(MIB // 2, 'twin')
     images = {'one': image_of(MIB, 1), 'two': image_of(MIB, 2) + twin}
     for image_id, data in images.items():
         put(repo, image_id, data)
-    # Nobody gets at what is there: so its blocks are not found.
+    # No upload can use the stored blocks now, so it finds none of them.
     with repositories.collector_in(path, *maintenance.groups(path)):
         images['three'] = twin + noise(10000, 'three')
         put(repo, 'three', images['three'])

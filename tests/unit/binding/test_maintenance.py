@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The maintainer's types of the engine, as Python sees them.
+"""The maintainer's types of the engine, as seen from Python.
 
-What they do to the disk, and in which order, is tested in ``tests/c``
-(``test_judge``, ``test_fence``, ``test_collect``, ``test_rewrite``,
-``test_locks``). Here: each method's arguments and results, who may call it,
-and what closing, forking and threads mean.
+The C tests in ``tests/c`` (``test_judge``, ``test_fence``, ``test_collect``,
+``test_rewrite``, ``test_locks``) check the effects on the disk and their
+order. These tests check each method's arguments and results, its callers, and
+the effects of closing, forks and threads.
 """
 
 import array
@@ -51,7 +51,7 @@ def repo(path):
 
 @pytest.fixture
 def images(repo):
-    """Two images: 'one' fills group 1, 'two' half of group 2."""
+    """Store two images: 'one' fills group 1, 'two' half of group 2."""
     contents = {'one': repositories.noise(SLOTS * BLOCK, 1),
                 'two': repositories.noise(SLOTS // 2 * BLOCK, 2)}
     for name, data in contents.items():
@@ -75,7 +75,7 @@ def open_first(maintenance, kind='T'):
 # -- being the maintainer -----------------------------------------------------
 
 def test_one_maintainer(path, repo, maintenance):
-    assert maintenance.lock()   # once had, it stays
+    assert maintenance.lock()   # a second call succeeds, too
     assert (path / 'locks/maintainer').stat().st_mode & 0o777 == 0o600
     second = _engine.Maintenance(repo.handle())
     assert not second.lock()
@@ -103,7 +103,8 @@ def test_what_needs_the_lock(repo, images):
                  recipe.unlink, recipe.set_aside, recipe.delete):
         with pytest.raises(exceptions.InvalidParameter, match='maintainer'):
             call()
-    # Looking does not, nor does what a helper's rewriting needs (N12).
+    # The listings work without the lock, and so do announcements, which a
+    # helper's rewriting needs (N12).
     assert maintenance.announce(1)
     maintenance.withdraw(1)
     assert maintenance.groups() == [1, 2]
@@ -129,7 +130,7 @@ def test_arguments_of_the_constructor(repo):
 # -- the locks of images ------------------------------------------------------
 
 def test_image_lock(path, maintenance):
-    """It is the one that deletes take: N9.1."""
+    """The lock is the same one that a deletion takes: N9.1."""
     locks = path / 'locks' / 'images'
     byte = xxhash.xxh3_64_intdigest(b'one') >> 2
     assert maintenance.lock_image('one') is True
@@ -137,7 +138,7 @@ def test_image_lock(path, maintenance):
     for name in ('one', 'two'):
         with pytest.raises(exceptions.InvalidParameter, match='locked'):
             maintenance.lock_image(name)
-    for _ in range(2):      # the second time there is none
+    for _ in range(2):      # the second call finds no lock
         maintenance.unlock_image()
         assert repositories.lock_held(locks, byte) is None
     with repositories.holding(locks, byte):
@@ -277,7 +278,7 @@ def test_entries(path, maintenance, images):
             assert state == EMPTY
     assert maintenance.entries(2, 7, 5) == data[48 * 7:48 * 12]
     assert maintenance.entries(2, SLOTS, 0) == b''
-    # The file is looked at each time.
+    # Each call reads the file again.
     group.data[group.entry_offset(3)] ^= 1
     group.save()
     assert maintenance.entries(2, 3, 1)[44] == INVALID
@@ -296,7 +297,7 @@ def test_announce(path, repo, maintenance, images):
     assert maintenance.announce(1)
     assert not maintenance.announce(1)
     assert repositories.group_lock_held(path, intent + 1) == 'exclusive'
-    # Nobody names its blocks now: they are stored anew.
+    # No upload may use its blocks now, so they are stored again.
     stat = repositories.put(repo, 'again', images['one'])
     assert stat.new_bytes == len(images['one'])
     assert repo.statistics()['lock_refusals'] > 0
@@ -316,7 +317,7 @@ def test_announce(path, repo, maintenance, images):
 
 def test_enter_group(path, repo, maintenance, images):
     with repo.begin('three') as transaction:
-        # So much that it is looked up, and not only kept, by now.
+        # The write is long enough that the blocks are looked up by now.
         transaction.write(images['one'] * 8)
         with pytest.raises(exceptions.BusyError, match='00000001'):
             maintenance.enter_group(1)
@@ -374,7 +375,7 @@ def test_group(path, repo, maintenance, images):
     assert names[0].startswith('quarantine/00000001-')
     assert group.states()[30] == repositories.DAMAGED
     states = group.states()
-    # Only the old file has the bytes that may be readable after all.
+    # Only the old file has the bytes, which may still be readable.
     with pytest.raises(exceptions.DamagedError, match='slot 30'):
         group.rewrite()
     assert group.states() == states
@@ -391,7 +392,7 @@ def test_group(path, repo, maintenance, images):
     group.close()
     group = maintenance.enter_group(2)
     assert group.free(packed(*range(SLOTS // 2))) == SLOTS // 2
-    assert not group.unlink()   # the highest
+    assert not group.unlink()   # the highest group stays
     group.close()
     with pytest.raises(exceptions.DamagedError):
         repositories.read_all(repo, 'two')
@@ -472,7 +473,7 @@ def test_incomplete_and_damaged(path, repo, maintenance, images):
     assert entry.try_lock(0)
     assert not entry.complete and entry.live() and entry.complete
     assert runs_of(entry.runs()) == [(1, 0, SLOTS)]
-    # A damaged header, and a damaged page.
+    # Damage a header and a page.
     with open(path / 'images/one', 'r+b') as f:
         f.seek(200)
         f.write(b'\xff')
@@ -484,7 +485,7 @@ def test_incomplete_and_damaged(path, repo, maintenance, images):
     assert not recipe.live()
     with pytest.raises(exceptions.DamagedError, match='images/two'):
         maintenance.open_recipe('two').runs()
-    # It is set aside, then deleted.
+    # The recipe is set aside, then deleted.
     name = recipe.set_aside()
     assert os.path.samefile(path / name, path / 'images/one')
     recipe.delete()
@@ -497,7 +498,7 @@ def test_incomplete_and_damaged(path, repo, maintenance, images):
 # -- closing, forks, threads --------------------------------------------------
 
 def calls_of(maintenance, recipe, group):
-    """Every method, with arguments that would do."""
+    """Return every method of each type, with valid arguments."""
     return {
         maintenance: [
             maintenance.lock, maintenance.read_fence,
@@ -523,7 +524,7 @@ def calls_of(maintenance, recipe, group):
 
 
 def refused(calls):
-    """How many of the calls raise ClosedError."""
+    """Return how many of the calls raise ClosedError."""
     count = 0
     for call in calls:
         with contextlib.suppress(exceptions.ClosedError):
@@ -541,9 +542,9 @@ def test_closed(path, maintenance, images):
     group.close()
     for part in (recipe, group):
         assert refused(calls[part]) == len(calls[part])
-    # What was found out stays known.
+    # The facts read before the closing stay available.
     assert recipe.name == 'images/one' and recipe.complete
-    # Closing the whole closes its parts.
+    # Closing the maintenance object closes its parts.
     recipe = maintenance.open_recipe('one')
     assert recipe.try_lock(0)
     group = maintenance.enter_group(1)
@@ -567,7 +568,7 @@ def test_it_uses_the_handle(path, repo, images):
     assert maintenance.groups() == [1, 2]
     del maintenance
     gc.collect()
-    assert group.states()[0] == repositories.FREED   # its part keeps it
+    assert group.states()[0] == repositories.FREED   # kept by group
     with pytest.raises(exceptions.ClosedError):
         _engine.Maintenance(repo.handle())
     del group
@@ -586,8 +587,8 @@ def test_forked(path, repo, maintenance, images):
                   for part in calls}
         for part in calls:
             part.close()
-        # The numbers of what the child closed when it was forked are another
-        # file's now.
+        # The descriptors that the child closed at the fork now belong to other
+        # files.
         own = [os.open('/dev/null', os.O_RDONLY) for _ in range(50)]
         del part
         calls.clear()
@@ -597,7 +598,7 @@ def test_forked(path, repo, maintenance, images):
         return counts
 
     assert repositories.in_child(child) == wanted
-    # The child let go of nothing, neither by closing nor by forgetting.
+    # The child released no lock, neither by closing nor by garbage collection.
     assert repositories.group_lock_held(path, 1) == 'exclusive'
     assert repositories.lock_held(path / 'images/one', 0) == 'exclusive'
     assert repositories.lock_held(path / 'locks/maintainer',
@@ -606,7 +607,7 @@ def test_forked(path, repo, maintenance, images):
 
 
 def descriptors(path):
-    """The files of the repository that this process has open."""
+    """Return the repository's files that this process has open."""
     found = []
     for fd in os.listdir('/proc/self/fd'):
         with contextlib.suppress(OSError):
@@ -635,7 +636,7 @@ def test_nothing_stays_open(path, repo, images):
 
 
 def test_a_second_thread_is_refused(path, maintenance, images):
-    """While a call of the first is under way: here one that waits."""
+    """A call from a second thread is refused while the first one waits."""
     recipe = maintenance.open_recipe('one')
     byte = xxhash.xxh3_64_intdigest(b'one') >> 2
     thread = threading.Thread(target=recipe.delete)
@@ -660,7 +661,7 @@ def test_a_second_thread_is_refused(path, maintenance, images):
 
 
 def test_threads(maintenance, images):
-    """Whatever they do at once, nothing worse happens."""
+    """Calls of several threads succeed or raise BusyError."""
     outcomes = collections.Counter()
 
     def work():
@@ -766,7 +767,7 @@ def test_arguments_of_the_functions_of_runs():
     for args in ((good[:-1], bytes(8)), (good, bytes(7))):
         with pytest.raises(ValueError):
             _engine.names_any(*args)
-    # Whatever a run says, nothing is touched outside.
+    # Hostile runs cause no access outside the buffer.
     hostile = pack_runs((1, 0xffffffff, 0xffffffff), (1, 0, 0xffffffff))
     counts = bytearray(4096)
     _engine.add_runs(counts, 1, 31, hostile, 1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images whose blocks are stored at another phase, beside the engine.
+"""Images with blocks stored at another phase, in Python code.
 
-That they are found, and what happens when they are not, is tested in C
-(``tests/c/write/test_realign.c``); here it is what others make of a recipe
-with a short block in its middle.
+The C test ``tests/c/write/test_realign.c`` checks how the engine finds such
+blocks. These tests check how other code handles a recipe with a short block in
+its middle.
 """
 
 import pytest
@@ -53,7 +53,7 @@ def test_twin_is_found_and_counted(path):
         assert figures['phase_changes'] == 1
         assert figures['phase_samples'] - before['phase_samples'] == 7 * 8
         assert repositories.read_all(repo, 'twin') == TWIN
-        # One block is short, and it is not the last.
+        # One block is short, and it is not the last one.
         (offset, length, blocks), *_ = lengths_of(repo, 'twin')
         assert (offset, length % BLOCK) == (0, 3 * SECTOR)
         assert blocks == length // BLOCK + 1
@@ -82,7 +82,8 @@ def test_short_blocks_are_merged_collected_and_scrubbed(path):
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'one', DATA)
         first, = groups_of(repo, 'one')
-        # Not found, and so stored again; and the twin is found there.
+        # The upload cannot find the blocks and stores them again; the twin
+        # finds the new ones.
         with repositories.collector_in(path, first):
             repositories.put(repo, 'again', DATA)
             repositories.put(repo, 'twin', TWIN)
@@ -109,7 +110,8 @@ def test_short_blocks_are_pulled_as_they_are_cut(path, tmp_path):
         repositories.put(repo, 'twin', TWIN)
         with daemons.running(path) as daemon, daemon.client() as client:
             pull.pull(here, 'twin', client)
-            # All blocks were new there, and so lie one behind the other.
+            # All blocks were new there, so they are stored one after the
+            # other.
             first = 3 * SECTOR + 40 * BLOCK
             assert lengths_of(here, 'twin') == [
                 (0, first, 41), (first, 9 * BLOCK, 0),

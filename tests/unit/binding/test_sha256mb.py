@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SHA-256 of many blocks at once, through the whole engine.
 
-Whatever computes a fingerprint, it is the one that hashlib computes, and the
-engine builds and works without the library. The code itself is tested by
-tests/c/format/test_sha256mb.c and test_fingerprint.c.
+Each implementation computes the fingerprint that hashlib computes, and the
+engine builds and works without the library. The C tests
+tests/c/format/test_sha256mb.c and test_fingerprint.c check the code itself.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ BLOCK = 4096
 @pytest.mark.parametrize('scope', ['global', 'project'])
 @pytest.mark.parametrize('threads', [0, 2])
 def test_stored_fingerprints(tmp_path, scope, threads):
-    # Some blocks more than the lanes are filled with, and half a block.
+    # The data has some blocks more than the lanes hold, and half a block.
     data = os.urandom(203 * BLOCK + BLOCK // 2)
     path = tmp_path / 'repository'
     image_repository.Repository.create(path)
@@ -42,7 +42,7 @@ def test_stored_fingerprints(tmp_path, scope, threads):
         assert group[at:at + 32] == hashlib.sha256(before + block).digest()
 
 
-# Long: the program, and at first the engine, are compiled.
+# Long: the test compiles the program and, the first time, the engine.
 @pytest.mark.slow
 @pytest.mark.parametrize('concept', ['fingerprint', 'sha256mb'])
 def test_build_without_the_library(concept, tmp_path):
@@ -56,7 +56,7 @@ def test_build_without_the_library(concept, tmp_path):
     symbols = subprocess.run(['nm', without], check=True, text=True,
                              capture_output=True).stdout
     assert 'dlopen' not in symbols
-    # The program's own functions take the place of the engine's.
+    # The program's own functions replace those of the engine.
     program = tmp_path / concept
     place = native.directory('plain')
     subprocess.run(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The engine's Volume, as Python sees it: arguments, forks, threads, closing.
+"""The engine's Volume from Python: arguments, forks, threads, closing.
 
-What a volume does to the disk is tested in ``tests/c/volume``.
+The C tests in ``tests/c/volume`` check the effects of a volume on the disk.
 """
 
 import gc
@@ -114,7 +114,7 @@ def test_extents(volume):
     assert volume.extents(SIZE, 0) == expected
     assert volume.extents(1000, 1000) == [(1000, 1000, False)]
     assert volume.extents(0, 0) == []
-    # More than one call returns.
+    # The volume has more extents than one call returns.
     for at in range(0, SIZE, 128):
         volume.write(b'y', at)
     found = volume.extents(SIZE, 0)
@@ -225,7 +225,7 @@ def test_a_volume_outlives_its_repository(path, repo, volume):
 
 
 def test_fork(path, repo, volume):
-    """The child neither uses the volume nor lets go of its lock."""
+    """The child cannot use the volume, and does not release its lock."""
     volume.write(b'parent', 0)
 
     def child():
@@ -252,7 +252,7 @@ def test_fork(path, repo, volume):
 
 
 def test_fork_while_threads_work(volume):
-    """A lock that a thread had at the fork does not stop the child."""
+    """The child is not blocked by a lock that a thread had at the fork."""
     stop = threading.Event()
 
     def work(at):
@@ -281,7 +281,7 @@ def test_fork_while_threads_work(volume):
 
 
 def test_closing_while_threads_work(path, repo, volume):
-    """Calls under way end well, later ones are refused."""
+    """Running calls complete, and later ones raise ClosedError."""
     results = []
 
     def work(at):
@@ -309,7 +309,7 @@ def test_closing_while_threads_work(path, repo, volume):
 
 
 def test_a_buffer_that_changes_while_it_is_written(repo, volume):
-    """Its record holds bytes and the checksum of the same bytes."""
+    """A record is consistent if a thread changes the buffer meanwhile."""
     room = bytearray(PART)
     stop = threading.Event()
 
