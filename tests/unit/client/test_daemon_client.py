@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The daemon's client, against servers that are not what they should be."""
+"""The daemon's client, against faulty and hostile servers."""
 
 import itertools
 import os
@@ -36,7 +36,7 @@ def client_of(path, **options):
 
 
 def sends(*pieces):
-    """A server that sends these bytes and closes."""
+    """Return a server that sends these bytes and closes the connection."""
     def behave(connection, request):
         for piece in pieces:
             connection.sendall(piece)
@@ -44,7 +44,7 @@ def sends(*pieces):
 
 
 def chunked(body, end=b'0\r\n\r\n', **headers):
-    """An answer in chunks; without an `end` it is cut off."""
+    """Return an answer in chunks; without an `end` it is incomplete."""
     head = daemons.answer(Content_Length=None, Transfer_Encoding='chunked',
                           **headers)
     return head + b'%x\r\n%b\r\n' % (len(body), body) + end
@@ -99,13 +99,13 @@ def test_requests_share_a_connection(path):
 
 @pytest.mark.parametrize('left', [b'', b'HTTP/1.1 200 OK\r\n'])
 def test_a_stale_connection_is_not_used(path, left):
-    """Closed by the server, or with bytes that nobody asked for."""
+    """A connection is dropped if the server closed it or sent extra bytes."""
     behave = sends(daemons.answer(b'{}') + left)
     with daemons.scripted(path, behave) as requests, client_of(path) as client:
         for number in range(1, 4):
             assert client.status() == {}
             assert len(requests) == number
-            # The server has closed it when it can be read.
+            # A closed connection becomes readable.
             repositories.eventually(lambda: not client._kept[0].usable())
 
 
@@ -133,7 +133,7 @@ def test_after_a_fork_no_connection_is_shared(path):
 
 
 def test_a_forked_child_holds_no_stream_open(path):
-    """The server learns that the parent hung up, whatever the child does."""
+    """The server notices that the parent hung up, although a child lives."""
     gone = threading.Event()
 
     def behave(connection, request):
@@ -236,7 +236,7 @@ def drips_body(connection, request):
 
 @pytest.mark.parametrize('behave', [hangs, drips, drips_body])
 def test_every_wait_ends(path, behave):
-    """Each read of a drip is in time, but all of them together are not."""
+    """A request times out even if each read of a slow answer is in time."""
     with daemons.scripted(path, behave):
         client = client_of(path, timeout=0.5)
         began = time.monotonic()
@@ -316,7 +316,10 @@ def test_a_range(path):
     image(b'2345', 206, Content_Range='bytes 2-5/10', Dedup_Repository='s'),
     image(b'2345', 206, Content_Range='bytes 2-5/10', Dedup_Repository=None)])
 def test_not_the_range(path, answer):
-    """Each of them would give wrong bytes, or too few."""
+    """An answer that is not the requested range is refused.
+
+    It would give wrong bytes, or too few.
+    """
     with daemons.scripted(path, sends(answer)):
         with pytest.raises(client_errors.BadAnswer, match=str(path)):
             client_of(path).open_image('one', offset=2, length=4,
@@ -341,7 +344,7 @@ def header(block_size=4096, size=10000, zeros=0, extents=1,
 
 
 def extent(offset, length, lengths):
-    """`lengths` of its blocks; of zeros, there are none."""
+    """Return an extent with blocks of these `lengths`; zeros have none."""
     return struct.pack('<QQI4x', offset, length, len(lengths)) + b''.join(
         bytes(32) + struct.pack('<I', n) for n in lengths)
 
@@ -395,7 +398,7 @@ def test_a_recipe_of_another_version(path):
     header(block_size=0), header(block_size=256), header(block_size=3000),
     header(block_size=1 << 31), header(size=1 << 63),
     header(size=10, zeros=11), header(size=10, extents=11),
-    # The extents do not make up the image.
+    # The extents do not add up to the image.
     header(size=8192) + extent(0, 4096, [4096]),
     header(size=4096, extents=2) + 2 * extent(0, 4096, [4096]),
     header(size=8192) + extent(4096, 4096, [4096]),
@@ -406,7 +409,7 @@ def test_a_recipe_of_another_version(path):
     header(size=4096) + extent(0, 1 << 63, []),
     header(size=4096) + extent(0, 4096, [4096]) + b'x',
     header(size=0, extents=0) + b'x',
-    # The blocks do not make up their extent.
+    # The blocks do not add up to their extent.
     header(size=8192) + extent(0, 8192, [4096]),
     header(size=8192) + extent(0, 8192, [4096, 4096, 4096]),
     header(size=8192) + extent(0, 8192, [4096, 4095]),
@@ -443,7 +446,7 @@ def test_recipes_that_are_cut_off(path, answer, kind):
 # -- frames -------------------------------------------------------------------
 
 def frame(plain, places, codec=NONE, stored=None, **changes):
-    """A frame; whatever is changed, its checksum is right."""
+    """Return a frame with a valid checksum, whatever else is changed."""
     if stored is None:
         stored = {
             NONE: lambda: plain,
@@ -498,7 +501,7 @@ BOMB = zstandard.compress(bytes(64 << 20))
     frame(TEXT, [(4096, 0, 4096)], stored_length=(1 << 32) - 1),
     frame(TEXT, [(4096, 0, 4096)], plain_length=0),
     frame(TEXT, []),
-    # What is stored is not the plain bytes.
+    # The stored bytes are no encoding of the plain bytes.
     frame(TEXT, [(4096, 0, 4096)], codec=LZ4, stored=b'\xff' * 100),
     frame(TEXT, [(4096, 0, 4096)], codec=ZSTD, stored=b'\xff' * 100),
     frame(TEXT, [(4096, 0, 4096)], codec=LZ4,
@@ -517,7 +520,7 @@ BOMB = zstandard.compress(bytes(64 << 20))
     frame(TEXT, [(4096, 0, 4096), (20480, 0, 4096)]),
     frame(TEXT, [(40960, 0, 8192)]),
     frame(TEXT, [((1 << 64) - 1, 0, 4096)]),
-    # More than was asked for
+    # More blocks than the client requested
     frame(TEXT, [(4096, 0, 8192)]) * 2,
     frame(TEXT, [(4096, 0, 8192)]) + END + b'x'])
 def test_bad_frames(path, body):
@@ -529,7 +532,7 @@ def test_bad_frames(path, body):
 
 
 def test_a_zstd_bomb_is_not_unpacked(path, monkeypatch):
-    """The frame claims more than it may have, and no memory is taken."""
+    """A frame with a false length is refused before anything is unpacked."""
     monkeypatch.setattr(
         zstandard, 'ZstdDecompressor',
         lambda: pytest.fail('it was unpacked'))
@@ -540,7 +543,7 @@ def test_a_zstd_bomb_is_not_unpacked(path, monkeypatch):
 
 
 def test_frames_without_end(path):
-    """Each has a byte that was asked for, and a mebibyte that was not."""
+    """Frames with one requested byte and 1 MiB of others are refused."""
     long = bytes(1 << 20)
     body = b''.join(frame(long, [(4096 + number, 0, 1)], LZ4)
                     for number in range(100))
@@ -571,7 +574,7 @@ def test_a_zstd_frame_that_does_not_say_its_length(path):
     chunked(END[:-1]),
     chunked(END, end=b'')])
 def test_frames_that_are_cut_off(path, answer):
-    """Without the last frame something may be missing."""
+    """An answer without its last frame counts as a failure."""
     with daemons.scripted(path, sends(answer)):
         with pytest.raises(client_errors.DaemonUnavailable):
             list(client_of(path).blocks('one', UPLOAD, RANGES))
@@ -617,7 +620,7 @@ def test_a_refusal_names_the_repository(path):
 # -- tasks --------------------------------------------------------------------
 
 def test_wait_for_a_task(path):
-    """Until the request is over, whatever came before it."""
+    """The client waits for its own request and ignores older results."""
     before = {'number': 6, 'result': {'a': 0}, 'error': None}
     after = {'number': 7, 'result': {'a': 1}, 'error': None}
     answers = iter([

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The client of NBD, against servers that are not what they should be."""
+"""The client of NBD, against faulty and hostile servers."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ def option(kind, data=b'', magic=0x3e889045565a9, length=None):
 EXPORT = option(3, struct.pack('>HQH', 0, SIZE, 3))
 DESCRIPTION = option(3, b'\0\2upload ' + UPLOAD.encode())
 ACK = option(1)
-# Greeting, and the answer to the option of structured replies.
+# The greeting, and the answer to the option of structured replies.
 BEGUN = GREETING + ACK
 OPENED = BEGUN + EXPORT + DESCRIPTION + ACK
 
@@ -46,7 +46,7 @@ def failure(text, flags=1):
 
 @contextlib.contextmanager
 def server(path, *scripts, close=True):
-    """Sends on each connection the next script, and perhaps hangs up."""
+    """Send each connection the next script, and close it if `close` is set."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(8)
@@ -93,7 +93,7 @@ def test_what_is_right(path):
         with opened(path) as export:
             assert export.size == SIZE
             assert export.read(10, 5) == b'x' * 10
-            # No more than there is is asked for.
+            # The client requests no bytes behind the end.
             assert export.read(10, SIZE - 1) == b'y'
             assert export.read(10, SIZE) == export.read(1, 1 << 60) == b''
 
@@ -122,7 +122,10 @@ def test_what_is_wrong_at_the_start(path, script, error):
 
 
 def test_a_refusal_is_the_sentence_of_the_daemon(path):
-    """The log of dedupd-nova-base has it, and no more words."""
+    """The exception consists of the daemon's sentence alone.
+
+    The log of dedupd-nova-base contains that sentence.
+    """
     with server(path, BEGUN + option(1 << 31 | 6, b'no room for image')), (
             pytest.raises(client_errors.Refused, match='^no room for image$')):
         nbd_client.Export(str(path), 'image', UPLOAD)
@@ -157,7 +160,10 @@ def test_what_is_wrong_later(path, reply, error):
     failure(b'groups/1', flags=0) + failure(b'groups/2', flags=0)
     + chunk(0, b'')])
 def test_a_failed_read_ends_no_connection(path, answer):
-    """A deleted image stays open only as long as the connection."""
+    """The connection stays open after a failed read.
+
+    A deleted image stays readable only as long as its connection is open.
+    """
     with server(path, OPENED + answer + data(20, b'y' * 10)):
         with opened(path) as export:
             with pytest.raises(client_errors.Refused,

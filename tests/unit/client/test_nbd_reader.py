@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The client of QEMU's NBD server: the real one, and ones that are not."""
+"""The client of QEMU's NBD server: a real server and faulty ones."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def hole(offset, length, **fields):
 
 @contextlib.contextmanager
 def server(path, script):
-    """Sends a script on the first connection, and hangs up."""
+    """Send a script on the first connection, and hang up."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(1)
@@ -96,7 +96,7 @@ def test_wrong_answers_to_a_read(tmp_path, script):
         with pytest.raises(client_errors.ClientError,
                            match=str(tmp_path / 's')):
             opened.readinto(bytearray(4), 10)
-        # What is left of the answer is not taken for the next one.
+        # The rest of the answer does not count as the next answer.
         with pytest.raises(client_errors.ClientError):
             opened.readinto(bytearray(4), 10)
 
@@ -137,7 +137,7 @@ def test_no_server(tmp_path):
 
 @pytest.mark.needs('qemu')
 def test_qemu(tmp_path):
-    """Data, holes and a bitmap of a real server."""
+    """The client reads data, holes and a bitmap of a real server."""
     for program in ('qemu-img', 'qemu-nbd', 'qemu-io'):
         nbd.need(program)
     disk, path = tmp_path / 'disk.qcow2', tmp_path / 's'

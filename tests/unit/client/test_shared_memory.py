@@ -2,7 +2,7 @@
 
 """The client's side of shared memory, against servers that misbehave.
 
-The rules M1 to M5 are in ``daemon.rst``, "Shared memory".
+The page ``daemon.rst`` has the rules M1 to M5 in "Shared memory".
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def path(tmp_path):
 def no_descriptor_is_left():
     before = len(os.listdir('/proc/self/fd'))
     yield
-    # The server's threads close their own.
+    # The server's threads close their own descriptors.
     deadline = time.monotonic() + 30
     while len(os.listdir('/proc/self/fd')) > before:
         assert time.monotonic() < deadline
@@ -50,7 +50,7 @@ def made(size=MEMORY, seals=shared_memory.SEALS):
 
 
 class Server:
-    """Shares memory like a daemon, but for what a test changes.
+    """A daemon that shares memory, with the changes that a test needs.
 
     :param descriptors: makes the descriptors that go with the first answer
     :param answer: makes the answer for a length
@@ -108,7 +108,7 @@ def test_all_bytes_in_order(path, length):
         found = []
         while piece := stream.read(min(length, 1 << 22)):
             found.append(piece)
-            if len(found) == 2000:      # enough of the smallest
+            if len(found) == 2000:      # enough of the shortest
                 break
         data = b''.join(found)
         assert data == DATA[:len(data)]
@@ -175,7 +175,7 @@ def test_one_that_hangs(path):
     server = Server(limit=2, then=lambda connection, fd: go.wait(30))
     with opened(path, server) as stream:
         assert stream.read(2 * PIECE) == DATA[:2 * PIECE]
-        # Now no answer comes, however long it is waited for.
+        # No more answers come, so the read times out.
         stream._timeout = 0.3
         with pytest.raises(client_errors.DaemonUnavailable):
             stream.read(1)
@@ -183,7 +183,10 @@ def test_one_that_hangs(path):
 
 
 def test_m3_what_the_daemon_took_back_is_not_given_out(path):
-    """Its answers came, but when they are read the memory has only zeros."""
+    """The client drops a piece that the daemon zeroes before the read.
+
+    The answers have arrived by then.
+    """
     go, gone = threading.Event(), threading.Event()
 
     def take_back(connection, fd):
@@ -193,7 +196,7 @@ def test_m3_what_the_daemon_took_back_is_not_given_out(path):
         gone.set()
 
     with opened(path, Server(limit=4, then=take_back)) as stream:
-        # The rest of this piece has come, too.
+        # The rest of this piece has arrived, too.
         assert stream.read(PIECE - 2) == DATA[:PIECE - 2]
         go.set()
         assert gone.wait(30)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The wire format: what a peer may not say."""
+"""The wire format and the messages that a peer must not send."""
 
 import dataclasses
 import random
@@ -13,7 +13,7 @@ HEADER = wire.RecipeHeader(4096, 10000, 0, 1, 'sha256', bytes(16), 'fixed')
 
 
 class Bad(Exception):
-    """What unpacking raises here."""
+    """The exception that unpacking raises in these tests."""
 
 
 def test_header_there_and_back():
@@ -44,7 +44,10 @@ def test_plain_frames_there_and_back():
 
 @pytest.mark.parametrize('name', ['weak-8', 'WEAK-8'])
 def test_header_with_the_fingerprint_of_tests(name):
-    """All blocks with one first byte would be equal to the receiver."""
+    """A header with the test fingerprint is refused.
+
+    With that fingerprint, all blocks with the same first byte would be equal.
+    """
     data = dataclasses.replace(HEADER, fingerprint=name).pack()
     with pytest.raises(Bad, match='weak-8, which is for tests only'):
         wire.RecipeHeader.unpack(data, Bad)
