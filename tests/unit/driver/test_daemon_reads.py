@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store's reads through a daemon, whatever that does."""
+"""The store's reads through a daemon, including faulty daemons."""
 
 import logging
 import re
@@ -58,7 +58,7 @@ def levels(caplog):
 
 
 class Server:
-    """Answers like a daemon, but for what a test changes.
+    """A server like the daemon, with the changes that a test needs.
 
     :param send: bytes of the body after which `then` is called
     """
@@ -97,7 +97,7 @@ def hangs(connection):
 
 
 def ends(connection):
-    """And the connection is closed."""
+    """Close the connection at once."""
 
 
 def resets(connection):
@@ -105,7 +105,7 @@ def resets(connection):
                           struct.pack('ii', 1, 0))
 
 
-# -- as it should be ----------------------------------------------------------
+# -- a healthy daemon ---------------------------------------------------------
 
 def test_all_comes_from_the_daemon(store, url, path, monkeypatch, caplog):
     server = Server(store)
@@ -141,7 +141,7 @@ def test_a_dropped_download_closes_its_socket(store, url, path):
         assert server.gone.wait(20)
 
 
-# -- as it should not be ------------------------------------------------------
+# -- a faulty daemon ----------------------------------------------------------
 
 @pytest.mark.parametrize('then', [ends, hangs, resets],
                          ids=['ends', 'hangs', 'is reset'])
@@ -149,20 +149,20 @@ def test_a_dropped_download_closes_its_socket(store, url, path):
     0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, len(DATA) - 1])
 def test_it_ends_in_the_middle(store, url, path, monkeypatch, caplog, send,
                                then):
-    """Never a wrong byte, nor one twice, nor one left out."""
+    """A download is complete and correct if the daemon fails in the middle."""
     monkeypatch.setattr(daemon_reads, 'PIECE_SECONDS', 0.3)
     server = Server(store, send=send, then=then)
     with daemons.scripted(path, server.serve) as requests:
         assert get(url) == DATA
         assert get(url) == DATA
-        # The second one left the daemon alone.
+        # The second download did not use the daemon.
         assert len(requests) == 1
     assert len(told(caplog)) == 1
     assert 'directly' in told(caplog)[0]
 
 
 def test_reading_goes_on_from_where_it_was(store, url, path, monkeypatch):
-    """Nothing is read twice, from neither."""
+    """The direct reads continue behind the pieces of the daemon."""
     direct = []
     read = dedup_store.Download._read_directly
     monkeypatch.setattr(
@@ -190,7 +190,10 @@ def test_reading_goes_on_from_where_it_was(store, url, path, monkeypatch):
     {'Content_Range': f'bytes 1-{len(DATA)}/{len(DATA) + 1}'},
     {'Content_Range': None}])
 def test_another_answer_is_not_used(store, url, path, monkeypatch, changes):
-    """The body would be taken for the image's, so it holds other bytes."""
+    """An answer that is not the image is ignored.
+
+    Its body holds other bytes.
+    """
     monkeypatch.setattr(daemon_reads, 'PIECE_SECONDS', 0.3)
 
     def behave(connection, request):
@@ -215,7 +218,7 @@ def test_garbage(store, url, path):
 
 @pytest.mark.parametrize('timeout', [0, 20])
 def test_it_does_not_answer(configure, path, monkeypatch, timeout):
-    """It costs its time once; and the next download nothing."""
+    """A daemon without an answer delays one download, and no later one."""
     monkeypatch.setattr(daemon_reads, 'ANSWER_SECONDS', 0.5)
     configure(one={'dedup_store_dedupd_socket': str(path),
                    'dedup_store_timeout': timeout})
@@ -227,7 +230,10 @@ def test_it_does_not_answer(configure, path, monkeypatch, timeout):
 
 
 def test_it_does_not_accept(configure, path, monkeypatch):
-    """More connections wait than the kernel keeps for it."""
+    """A download succeeds if the daemon does not accept the connection.
+
+    Another connection fills the kernel's queue for the listener.
+    """
     monkeypatch.setattr(daemon_reads, 'ANSWER_SECONDS', 0.5)
     configure(one={'dedup_store_dedupd_socket': str(path)})
     url = add(DATA)[0]
@@ -240,7 +246,7 @@ def test_it_does_not_accept(configure, path, monkeypatch):
 
 
 def test_a_time_limit_bounds_its_pieces(configure, path):
-    """dedup_store_timeout holds for the daemon, too."""
+    """The option dedup_store_timeout also limits reads from the daemon."""
     store = configure(one={'dedup_store_dedupd_socket': str(path),
                            'dedup_store_timeout': 1})
     url = add(DATA)[0]
@@ -251,7 +257,7 @@ def test_a_time_limit_bounds_its_pieces(configure, path):
         pieces = iter(download)
         assert next(pieces) == DATA[:PIECE]
         assert next(pieces) == DATA[PIECE:2 * PIECE]
-        # Less than the limit of a piece without that option.
+        # The time is below the default limit of a piece.
         assert time.monotonic() - began < daemon_reads.PIECE_SECONDS
         assert b''.join(pieces) == DATA[2 * PIECE:]
 
@@ -283,7 +289,10 @@ def test_an_image_that_it_does_not_find_says_nothing_of_it(
 
 
 def test_it_is_tried_again_later(store, url, path, caplog):
-    """One tries first; and that it is back is told once, too."""
+    """After a failure, one download tries the daemon again 10 seconds later.
+
+    The log reports the daemon's return once.
+    """
     caplog.set_level(logging.DEBUG)
     now = [0.0]
     store._daemon._clock = lambda: now[0]
@@ -298,7 +307,7 @@ def test_it_is_tried_again_later(store, url, path, caplog):
     for now[0] in (0.0, 1.0, 9.9, 10.1, 11.0, 20.0, 20.2):
         assert get(url) == DATA
     assert tries == [0.0, 10.1, 20.2]
-    # That there never was a daemon is nothing to warn of.
+    # A daemon that never ran causes no warning.
     assert levels(caplog) == [logging.DEBUG]
     server = Server(store)
     with daemons.scripted(path, server.serve):
@@ -307,7 +316,7 @@ def test_it_is_tried_again_later(store, url, path, caplog):
     assert tries[3:] == [31.0, 31.1, 31.2]
     assert [message.split(':')[0] for message in told(caplog)[1:]] == [
         'Images are read through the daemon again']
-    # That it went is.
+    # A daemon that stopped causes one.
     now[0] = 50.0
     assert get(url) == DATA
     assert levels(caplog)[1:] == [logging.INFO, logging.WARNING]
@@ -337,7 +346,10 @@ def test_while_one_tries_the_others_do_not_wait(store, url, path):
 
 def test_a_client_that_takes_nothing_is_no_trouble_of_the_daemon(
         store, url, path, monkeypatch, caplog):
-    """It cuts such a one off; what is left is read directly."""
+    """The daemon disconnects a slow client, which then reads directly.
+
+    The next download uses the daemon again, and nothing is logged.
+    """
     monkeypatch.setattr(daemon_reads, 'STILL_SECONDS', 0.0)
     server = Server(store, send=PIECE, then=ends)
     with daemons.scripted(path, server.serve) as requests:
@@ -348,7 +360,7 @@ def test_a_client_that_takes_nothing_is_no_trouble_of_the_daemon(
 
 
 def test_after_a_fork(store, url, path):
-    """The child reads by itself, and takes nothing of the parent's bytes."""
+    """The child reads by itself and cannot use its parent's download."""
     server = Server(store)
     with daemons.scripted(path, server.serve) as requests:
         download, _ = glance_store.get(url, 'one')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store: uploads, and how they fail."""
+"""The store: successful and failed uploads."""
 
 import hashlib
 import io
@@ -142,7 +142,7 @@ class Verifier:
 
 
 class Mixed(Dribble):
-    """Long reads among short ones."""
+    """A source with long reads among short ones."""
 
     def read(self, length):
         return self.data.read(min(length, self.random.choice(
@@ -154,14 +154,14 @@ class Mixed(Dribble):
     lambda data: Dribble(data, 2 * MIB), lambda data: Mixed(data, 3 * MIB)],
     ids=['long', 'short', 'middling', 'mixed'])
 def test_the_verifier_sees_every_byte(store, source):
-    """In order, once, and never two pieces at a time."""
+    """The verifier gets all pieces in order, once, and one at a time."""
     data = noise(5 * MIB + 3)
     under_way = threading.Lock()
     seen = []
 
     def update(piece):
         assert under_way.acquire(blocking=False)
-        time.sleep(0.001)   # the pieces behind are there meanwhile
+        time.sleep(0.001)   # The next pieces are ready meanwhile.
         seen.append(bytes(piece))
         under_way.release()
     url, size, *_more = add(
@@ -213,7 +213,7 @@ def test_too_long_a_stream_is_not_read_to_its_end(store):
 
 
 class Interrupt(BaseException):
-    """Like KeyboardInterrupt, SystemExit, GreenletExit."""
+    """An exception like KeyboardInterrupt, SystemExit or GreenletExit."""
 
 
 @pytest.mark.parametrize('error', [
@@ -371,7 +371,7 @@ def test_a_failing_engine_stops_the_upload_promptly(store, monkeypatch):
 
 
 def test_a_commit_that_fails_when_the_image_is_there(store, monkeypatch):
-    """Its client is told that it failed, so it must not stay."""
+    """The image is deleted, since the client gets an error."""
     real = repo(store)
 
     def begin(*args):
@@ -396,7 +396,7 @@ def test_a_commit_that_fails_when_the_image_is_there(store, monkeypatch):
 
 
 def test_memory_is_bounded_by_back_pressure(store, monkeypatch):
-    """However slow the engine is, the reader does not run ahead of it."""
+    """The reader does not run ahead of a slow engine."""
     real = repo(store)
     written = [0]
     ahead = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store: its options, and the repository that it makes of them."""
+"""The store: its options and the repository that they describe."""
 
 import errno
 import io
@@ -47,7 +47,10 @@ def test_registration(store):
 
 
 def test_set_acls_is_not_there(store):
-    """Glance calls it at every save and takes this for an answer."""
+    """The store raises NotImplementedError, which Glance accepts.
+
+    Glance calls set_acls each time that it saves an image.
+    """
     url = add(b'data')[0]
     glance_store.set_acls_for_multi_store(url, 'one', public=True)
     with pytest.raises(NotImplementedError):
@@ -59,7 +62,7 @@ def test_two_stores(configure):
     assert one.url_prefix != two.url_prefix
     first, second = add(b'1', backend='one')[0], add(b'2', backend='two')[0]
     assert (get(first, 'one'), get(second, 'two')) == (b'1', b'2')
-    # Without the store's name, Glance searches all.
+    # Without the store's name, Glance searches all stores.
     assert (get(first, None), get(second, None)) == (b'1', b'2')
     glance_store.delete(second, None)
     refused(second, 'two')
@@ -128,7 +131,7 @@ def test_options_for_all_stores(configure, tmp_path):
 
 
 def test_file_system_without_locks(configure, monkeypatch):
-    """The store is disabled, with the reason; nobody reads by chance."""
+    """The store is disabled, and the error gives the reason."""
     def refuse(*arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
     monkeypatch.setattr(filesystem.fcntl, 'fcntl', refuse)
@@ -168,7 +171,10 @@ def test_bad_configurations(configure, values):
     ('timeout', '-1'), ('threads', '-1'), ('threads', '0'),
     ('codec_level', '20')])
 def test_values_that_do_not_parse(configure, tmp_path, name, value):
-    """They come from a file, so the option's type sees them only when read."""
+    """A value that does not parse disables the store.
+
+    The option's type sees a value from a file only when it is read.
+    """
     path = tmp_path / 'glance.conf'
     path.write_text(f'[one]\ndedup_store_{name} = {value}\n')
     CONF([], default_config_files=[str(path)])
@@ -179,7 +185,10 @@ def test_values_that_do_not_parse(configure, tmp_path, name, value):
 
 
 def test_a_known_size_must_have_room(configure):
-    """Refused before anything is stored; of what is not known, no share."""
+    """An upload is refused at once if its known size does not fit.
+
+    An upload of unknown size starts.
+    """
     store = configure(one={'dedup_store_required_percent': 50})
     opened = repo(store)
     free, kept = opened.room()
@@ -188,7 +197,7 @@ def test_a_known_size_must_have_room(configure):
         with pytest.raises(exceptions.StorageFull, match='are kept'):
             add(b'data', size=much)
     assert_nothing_left(store)
-    # There would be room for half of it; so it is read, and found too short.
+    # Half of that would fit, so the source is read and proves too short.
     with pytest.raises(exceptions.Invalid, match='only 4'):
         add(b'data', size=size // 2)
     assert get(add(io.BytesIO(b'data'), 'other', size=0)[0]) == b'data'
@@ -216,7 +225,7 @@ def test_a_repository_of_another_user(configure, tmp_path):
 
 
 def test_storage_that_comes_late_can_be_read(configure, tmp_path):
-    """A missing mount disables adding; reads work when it is there."""
+    """A missing mount disables adding; reads work when the mount is there."""
     configure(one={})
     url = add(b'data')[0]
     (tmp_path / 'one').rename(tmp_path / 'away')
@@ -242,7 +251,7 @@ def test_nothing_is_created_by_reading(configure, tmp_path):
 
 
 def test_no_socket_is_opened(configure, monkeypatch):
-    """The store needs no other program."""
+    """The store opens no socket if no daemon is configured."""
     def fail(*args, **kwargs):
         raise AssertionError('socket')
 

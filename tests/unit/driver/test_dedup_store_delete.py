@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store: who may delete an image, and scopes of projects."""
+"""The store: the right to delete an image, and scopes of projects."""
 
 import types
 
@@ -63,7 +63,10 @@ def test_who_may_delete(store, owner, who, allowed):
     ({}, False)])
 def test_whose_image_is_asked_where_locations_are_shown(
         store, options, allowed):
-    """A project deletes what an administrator stored for it."""
+    """A project may delete its image if Glance hides the locations.
+
+    An administrator has stored this image for the project.
+    """
     glance_shows(store, **options)
     url = add(b'data', context=ADMIN)[0]
     if allowed:
@@ -110,21 +113,21 @@ def new_bytes(store, image_id, data, context):
 
 
 def test_projects_share(store):
-    """As long as nothing else is configured."""
+    """Projects share blocks by default."""
     data = noise(MIB)
     assert [new_bytes(store, f'i{n}', data, who) for n, who in enumerate(
         (ALICE, BOB, ALICE, None))] == [MIB, 0, 0, 0]
 
 
 def test_projects_do_not_share(configure):
-    """Those without a project share with their like only."""
+    """A project shares with itself only, as do users without a project."""
     store = configure(one={'dedup_store_scope': 'project'})
     nobody = types.SimpleNamespace(project_id=None, is_admin=False)
     data = noise(MIB)
     assert [new_bytes(store, f'i{n}', data, who) for n, who in enumerate(
         (ALICE, BOB, ALICE, BOB, None, nobody, ADMIN))] == [
             MIB, MIB, 0, 0, MIB, 0, MIB]
-    # The setting is not the repository's.
+    # The repository does not fix the setting.
     store = configure(one={'dedup_store_scope': 'global'})
     assert [new_bytes(store, f'j{n}', data, who) for n, who in enumerate(
         (ALICE, BOB))] == [MIB, 0]
@@ -133,7 +136,7 @@ def test_projects_do_not_share(configure):
 
 
 def test_projects_that_are_opted_out(configure):
-    """Their blocks are not looked for; those of others are."""
+    """An opted-out project shares no blocks; other projects still do."""
     store = configure(
         one={'dedup_store_no_dedup_projects': f'{BOB.project_id},other'})
     data = noise(MIB)

@@ -49,7 +49,7 @@ def test_ranges(store):
 
 
 def test_an_empty_download_is_true(store):
-    """Glance's search through all stores drops what is false."""
+    """A download of no bytes is true, since Glance drops false values."""
     download, size = glance_store.get(add(b'')[0], 'one')
     assert size == 0
     assert download
@@ -57,7 +57,7 @@ def test_an_empty_download_is_true(store):
 
 
 def test_pieces_are_bytes(store):
-    """A WSGI server takes nothing else."""
+    """Each piece is of the type bytes, which a WSGI server requires."""
     download, _size = glance_store.get(add(noise(5 * MIB))[0], 'one')
     assert {type(piece) for piece in download} == {bytes}
 

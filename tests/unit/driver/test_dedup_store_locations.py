@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store: which locations it takes."""
+"""The store: valid and invalid locations."""
 
 import hashlib
 import pathlib
@@ -48,7 +48,7 @@ def test_a_location_cannot_be_forged(store):
 
 
 def test_a_true_location_spelt_otherwise(store):
-    """Nothing but the very text is a location."""
+    """The store accepts only the exact text of a location."""
     url = add(b'secret', 'image-A')[0]
     head, mac = url.rsplit('/', 1)
     for other in (f'{head}/{mac.upper()}', url.upper(), url.lower(),
@@ -61,7 +61,7 @@ def test_a_true_location_spelt_otherwise(store):
                   url.replace('image-A', 'image-a'),
                   url.replace('/image-A', '//image-A')):
         if other != url:
-            # An unknown scheme is Glance's to refuse.
+            # Glance itself refuses an unknown scheme.
             with pytest.raises(exceptions.GlanceStoreException):
                 get(other)
             with pytest.raises(exceptions.GlanceStoreException):
@@ -83,7 +83,7 @@ def test_a_mac_is_good_for_its_own_image_only(store):
 
 
 def test_a_change_of_the_key(store):
-    """Each location is good as long as its key is; nothing is opened again."""
+    """A location is valid as long as its key; the store stays open."""
     path = repo(store).path
     old = add(b'old', 'a')[0]
     signingkeys.begin_change(path)
@@ -103,7 +103,7 @@ def test_a_change_of_the_key(store):
 
 @pytest.mark.parametrize('how', ['gone', 'damaged', 'directory'])
 def test_a_key_that_cannot_be_read(store, how):
-    """Nothing is taken for deleted, and nothing is deleted."""
+    """An unreadable key causes an error; no image is deleted or missing."""
     url = add(b'data', 'a')[0]
     key = pathlib.Path(repo(store).path) / 'key'
     content = key.read_bytes()
@@ -128,7 +128,8 @@ def test_a_location_of_another_repository(configure):
     one, two = configure(one={}, two={})
     url = add(b'one', backend='one')[0]
     refused(url, 'two')
-    # ... even under this one's name, signed with that one's key.
+    # Store two refuses it even with its own id in it, since store one's key
+    # signed it.
     refused(url.replace(repo(one).repository_id, repo(two).repository_id),
             'two')
     assert get(url, 'one') == b'one'

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store: several processes and threads that use one."""
+"""The store in several processes and threads."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ store = stores.store
 
 
 def in_children(count, function):
-    """Run a function in forked processes; all must succeed."""
+    """Run a function in forked processes and require that all succeed."""
     children = []
     for number in range(count):
         child = os.fork()
@@ -45,7 +45,7 @@ def in_children(count, function):
 
 def test_processes_that_start_at_once_make_one_repository(configure,
                                                           tmp_path):
-    """As uWSGI's workers do, each configuring its own store."""
+    """Six processes configure the store at once, as uWSGI's workers do."""
     ids = tmp_path / 'ids'
     ids.mkdir()
     for attempt in range(5):
@@ -61,7 +61,7 @@ def test_processes_that_start_at_once_make_one_repository(configure,
 
 
 def test_a_fork_after_use(store):
-    """Threads, descriptors and locks of the parent are not the child's."""
+    """A child and its parent use the store independently after a fork."""
     data = noise(6 * MIB)
     url = add(data, 'parent')[0]
     download, _size = glance_store.get(url, 'one')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store: storage that hangs, and the time limit."""
+"""The store: the time limit on storage that hangs."""
 
 import io
 import os
@@ -31,9 +31,9 @@ configure = stores.configure
 
 @pytest.fixture
 def hanging(configure, monkeypatch):
-    """A store with a limit of a second whose repository can be made hang.
+    """A store with a limit of a second and a repository that hangs on demand.
 
-    ``hanging.at`` is the call that hangs, until ``hanging.go`` is set.
+    The call ``hanging.at`` hangs until ``hanging.go`` is set.
     """
     store = configure(one={'dedup_store_timeout': 1})
     real = repo(store)
@@ -97,7 +97,8 @@ def test_an_upload_to_storage_that_hangs(hanging, at, undone):
     with pytest.raises(dedup_store.UPLOAD_TIMED_OUT):
         add(noise(9 * MIB))
     assert time.monotonic() - begun < 3
-    # When the storage answers, what was told to have failed is undone.
+    # When the storage responds, the store undoes the call that was reported as
+    # failed.
     hanging.at = None
     hanging.go.set()
     soon(lambda: undone in hanging.calls)
@@ -168,7 +169,7 @@ def test_opening_a_repository_that_hangs(configure, monkeypatch):
 
 
 def test_hanging_calls_are_bounded(hanging):
-    """More requests than threads: they fail in time and never begin."""
+    """More requests than threads fail in time, and most never start."""
     hanging.at = 'stat'
     url = add(b'data')[0]
     limit = dedup_store.STORAGE_THREADS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Limits on what projects store, as Glance meets them."""
+"""Limits on the storage of projects, as Glance sees them."""
 
 import contextlib
 import logging
@@ -69,19 +69,19 @@ def test_an_upload_over_the_limit_is_refused(store):
     assert words.startswith(
         'project alice may store 3 MiB in this store, after deduplication '
         'and compression, and image two would be over that')
-    # How much is there already tells whether it was there before.
+    # The amount in use would reveal whether the blocks were stored before.
     assert str(stored(store)) not in words
     assert stores.repo(store).images() == ['one']
     assert len(os.listdir(os.path.join(
         stores.repo(store).path, 'spool'))) == 1     # that of image one
-    # Others have limits of their own.
+    # Other projects have limits of their own.
     add('two', noise(2 * MIB, 3), BOB)
     assert stores.repo(store).images() == ['one', 'two']
 
 
 @pytest.mark.parametrize('known', [True, False])
 def test_it_is_refused_while_it_comes(store, known):
-    """It need not come to its end, which a client may never send."""
+    """An upload is refused before its end, which a client may never send."""
     read = []
 
     def source():
@@ -113,14 +113,14 @@ def test_what_was_there_takes_nothing(store):
     add('two', data)
     add('three', data + bytes(64 * MIB))
     assert stored(store) == stores.repo(store).stat('one').stored_bytes
-    # And what another project had stored takes nothing of one's own.
+    # Blocks that another project stored do not count.
     add('four', data, BOB)
     assert stored(store, 'bob') == 0
 
 
 @pytest.mark.parametrize('counted', [False, True])
 def test_deletion_and_collection_give_it_back(store, counted):
-    """Whether the image was counted before or not."""
+    """A deleted image no longer counts, even if it was never counted."""
     url = add('one', noise(2 * MIB))
     if counted:
         maintain(store, maintenance.account)
@@ -144,7 +144,7 @@ def test_limits_of_some_projects(configure):
     refused('three', noise(2 * MIB, 3), BOB)
     add('three', noise(2 * MIB, 3), types.SimpleNamespace(
         project_id='carol', is_admin=False))
-    # What is stored for no project has no limit.
+    # An image without a project has no limit.
     add('four', noise(2 * MIB, 4), None)
     assert len(stores.repo(store).images()) == 4
 
@@ -172,7 +172,7 @@ def test_limits_in_a_file(tmp_path):
 
 
 def upload_at_once(store, count, size):
-    """Upload images at once; those that were stored."""
+    """Upload images at once and return the numbers of those stored."""
     together = threading.Barrier(count)
     results = {}
 
@@ -209,7 +209,7 @@ def test_uploads_at_once_never_exceed_the_limit(store):
 
 
 def test_what_runs_counts(store):
-    """An upload that began first may go on, and the other one is refused."""
+    """A running upload counts, so a second upload is refused."""
     with stores.repo(store).begin('running', 'alice') as transaction:
         running = limits.Transaction(
             store._limits, stores.repo(store), 'alice', transaction)
@@ -227,7 +227,7 @@ def reservations_of(store):
 
 
 def give_up(store, seed, size=2 * MIB):
-    """An upload that is broken off when its blocks are durable."""
+    """Abort an upload when its blocks are durable."""
     with stores.repo(store).begin(f'given-up-{seed}', 'alice') as transaction:
         upload = limits.Transaction(
             store._limits, stores.repo(store), 'alice', transaction)
@@ -241,7 +241,7 @@ def test_what_was_given_up_counts_until_it_is_collected(store):
     assert sum(reservations_of(store).values()) > 2 * MIB
     for seed in range(4):
         refused(f'image-{seed}', noise(2 * MIB, 10 + seed))
-    # Of these nothing is left.
+    # No reservation of these remains.
     assert sum(reservations_of(store).values()) < 2 * MIB + 65536
     add('bobs', noise(2 * MIB, 5), BOB)
     maintain(store, collect)
@@ -266,7 +266,10 @@ def test_a_process_that_dies_gives_up(store):
 
 
 def test_who_sends_again_what_was_given_up_pays_for_it(store):
-    """Its blocks are there already, but no image was charged for them."""
+    """A project is charged for its aborted blocks when it uses them again.
+
+    The blocks are stored already, but no image was charged for them.
+    """
     for seed in range(4):
         with contextlib.suppress(limits.OverLimit):
             give_up(store, seed)

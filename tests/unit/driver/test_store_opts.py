@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The options: complete, bounded, and where Glance looks for them."""
+"""The options are complete, bounded and listed for Glance."""
 
 import subprocess
 import sys
@@ -85,7 +85,10 @@ def test_oslo_config_generator(namespace):
 
 
 def test_importing_opens_and_creates_nothing():
-    """The generator and glance-api import the store; that must cost little."""
+    """Importing the store opens no file and starts no thread.
+
+    The generator and glance-api import it, so that must cost little.
+    """
     code = ('import os, threading; before = os.listdir("/proc/self/fd"); '
             'import glance_dedup.driver.dedup_store; '
             'assert threading.active_count() == 1; '

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Uploads: how a source's bytes get to the engine and to the hashes."""
+"""Uploads: the path of a source's bytes to the engine and to the hashes."""
 
 import hashlib
 import io
@@ -36,7 +36,7 @@ def repo(tmp_path_factory):
 
 @pytest.fixture
 def store(repo):
-    """A function that stores a source with watchers, and reads it back."""
+    """Return a function that stores a source and reads it back."""
     storage = thread_pool.Workers('test', 4)
 
     def _store(source, *watchers, seconds=0):
@@ -53,7 +53,7 @@ def store(repo):
 
 
 class Body:
-    """A request's body: short reads."""
+    """A request's body with short reads."""
 
     def __init__(self, data, length=READ):
         self.data = data
@@ -67,7 +67,7 @@ class Body:
 
 
 def vhdx(metadata, item, size):
-    """A VHDX image, as far as it says where the virtual size is.
+    """Return the part of a VHDX image that gives its virtual size.
 
     :param metadata: where the metadata region begins
     :param item: where in it the virtual size is
@@ -86,7 +86,10 @@ def vhdx(metadata, item, size):
 
 
 def test_a_buffer_is_not_filled_again_while_a_sink_uses_it(store):
-    """One watcher is slow, the other looks at its first piece again."""
+    """A buffer is kept until each watcher has read it.
+
+    One watcher is slow; the other reads at full speed.
+    """
     data = random.Random(1).randbytes(40 * MIB)
     md5, sha1 = hashlib.md5(), hashlib.sha1()
 
@@ -100,7 +103,7 @@ def test_a_buffer_is_not_filled_again_while_a_sink_uses_it(store):
 
 
 def test_nor_while_the_engine_uses_it(store, repo):
-    """The engine is the slow one: all others are done long before."""
+    """A buffer is kept until the engine, the slowest reader, has used it."""
     data = random.Random(2).randbytes(40 * MIB)
     transaction = repo.begin('slow')
 
@@ -124,7 +127,7 @@ def test_buffers_are_few_and_used_again(store):
     buffers, lengths = {}, []
 
     def watch(piece):
-        buffers[id(piece.obj)] = piece.obj  # kept, so that ids differ
+        buffers[id(piece.obj)] = piece.obj  # kept for distinct ids
         lengths.append(len(piece))
 
     store(Body(bytes(50 * MIB + 5)), watch)
@@ -178,8 +181,8 @@ def test_any_reads_come_out_as_the_same_bytes(reads, known):
     assert b''.join(seen) == b''.join(data)
 
 
-# A region begins at a multiple of 1 MiB, not at 0; an item 64 KiB behind the
-# beginning of its region, or later.
+# A region begins at a multiple of 1 MiB, but not at 0. An item begins 64 KiB
+# or more behind the beginning of its region.
 @given(strategies.integers(1, 9),
        strategies.integers(64 << 10, MIB - 8),
        strategies.sampled_from([1000, READ, 300 << 10, MIB, 99 * MIB]))
@@ -198,7 +201,10 @@ def test_glance_finds_the_virtual_size_of_vhdx(metadata, item, length):
 
 
 def test_the_whole_descriptor_of_vmdk_is_judged():
-    """What of it the inspector is given depends on the first read."""
+    """A bad line at the end of a long VMDK descriptor is found.
+
+    The size of the first read sets how much of it the inspector gets.
+    """
     lines = '# Disk DescriptorFile\ncreateType="monolithicSparse"\n'
     lines += '#' * (MIB - 100) + '\nRW 1 FLAT "/etc/passwd" 0\n'
     source = format_inspector.InspectWrapper(io.BytesIO(lines.encode()))
@@ -210,7 +216,10 @@ def test_the_whole_descriptor_of_vmdk_is_judged():
 
 
 def test_later_reads_are_long():
-    """Each passes three objects of Glance's."""
+    """Each read but the first has full length.
+
+    Each read passes three objects of Glance's.
+    """
     lengths = []
 
     class Source(io.BytesIO):
