@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images that are read while they come, from a real daemon."""
+"""Clients read images while these arrive from a real daemon."""
 
 import collections
 import contextlib
@@ -38,12 +38,12 @@ LIMIT = 60      # seconds for anything
 
 
 class Relay:
-    """Stands between a client and a daemon, and sees every request.
+    """A relay between a client and a daemon that counts every request.
 
-    :ivar left: bytes of blocks that still go through; None: all. At 0 what
-        follows waits
+    :ivar left: bytes of blocks that may still pass; None: all. At 0 the relay
+        holds back the rest
     :ivar refused: tokens that get 401
-    :ivar change: changes what comes from the daemon
+    :ivar change: changes the bytes from the daemon
     """
 
     def __init__(self, path, target):
@@ -62,7 +62,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def allow(self, left):
-        """Let so many bytes of blocks more go through; None: all."""
+        """Let this many more bytes of blocks pass; None: all."""
         with self._changed:
             self.left = left
             self._changed.notify_all()
@@ -130,7 +130,7 @@ class Relay:
             client.shutdown(socket.SHUT_RDWR)
 
     def _hold(self, client, data):
-        """Send as many bytes as may go now; returns what goes then."""
+        """Send as many bytes as may pass now; return those to send later."""
         while True:
             with self._changed:
                 if self.left is None:
@@ -159,7 +159,7 @@ def hashes_of(data):
 
 
 class Hosts:
-    """A storing host, and one that lacks its images."""
+    """A storing host, and a host that lacks its images."""
 
     def __init__(self, tmp_path, **parameters):
         self.there = repositories.create(tmp_path / 'there')
@@ -170,9 +170,9 @@ class Hosts:
         self.begun, self.arrived = [], []
 
     def put(self, data, image_id='one', known=None, **options):
-        """Store an image there.
+        """Store an image on the storing host.
 
-        :param known: the hashes of its bytes, as they are recorded there
+        :param known: the hashes of its bytes, as the storing host records them
         """
         stat = repositories.put(self.theirs, image_id, data, **options)
         if known is None:
@@ -184,13 +184,13 @@ class Hosts:
             hash_value=hashlib.sha512(data).hexdigest())
 
     def require_nothing_of(self, image_id):
-        """No image, and nothing in flight."""
+        """Require that no image and no recipe in flight is left."""
         assert image_id not in self.ours.images()
         repositories.eventually(lambda: not any(
             map(self.is_in_flight, repositories.spool(self.here))), LIMIT)
 
     def is_in_flight(self, name):
-        """Whether a recipe is no image's: that has a name in images/, too."""
+        """Return True for a recipe that has no name in images/."""
         try:
             return (self.here / 'spool' / name).stat().st_nlink != 2
         except FileNotFoundError:
@@ -224,7 +224,7 @@ def serving(hosts):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Lots, memory and sync points so small that there are many."""
+    """Set lots, memory and sync points so small that there are many."""
     monkeypatch.setattr(image_assembly, 'READ_LOT_BYTES', 64 << 10)
     monkeypatch.setattr(pull, 'SYNC_BYTES', 256 << 10)
     monkeypatch.setattr(image_pull, 'AHEAD_BYTES', 256 << 10)
@@ -237,7 +237,7 @@ def read_at(reading, offset, length):
 
 
 def follow(reading, piece=100_000):
-    """Read in order, only what can be had without waiting."""
+    """Read in order, and only the bytes that are available without waiting."""
     rung = threading.Event()
     reading.on_more(rung.set)
     found = b''
@@ -252,7 +252,7 @@ def follow(reading, piece=100_000):
 
 
 def at_once(number, function):
-    """What so many threads get that call a function at one time."""
+    """Call a function in several threads at once and return the results."""
     barrier = threading.Barrier(number)
     results = []
 
@@ -272,7 +272,7 @@ def at_once(number, function):
     return results
 
 
-# -- what is read -------------------------------------------------------------
+# -- reading ------------------------------------------------------------------
 
 @pytest.mark.usefixtures('small')
 @pytest.mark.parametrize('content, length', [
@@ -287,7 +287,7 @@ def test_in_order(hosts, content, length):
         assert follow(reading) == data
         hosts.ended()
         assert reading.upload_id == hosts.ours.stat('one').upload_id
-        # Of the image that is here now.
+        # The second time, the data comes from the local image.
         assert follow(reading) == data
     assert repositories.read_all(hosts.ours, 'one') == data
     assert hosts.arrived == [('one', expected)]
@@ -300,7 +300,7 @@ def test_in_order(hosts, content, length):
 @pytest.mark.usefixtures('small')
 @pytest.mark.parametrize('seed', range(3))
 def test_anywhere(hosts, seed):
-    """Reads at any place, by some threads, while it comes; part is here."""
+    """Threads read anywhere while an image arrives of which a part is here."""
     data = mixture(6_000_001, seed)
     repositories.put(hosts.ours, 'other', mixture(3_000_000, seed + 1)
                      + data[2_000_000:3_000_000])
@@ -341,7 +341,7 @@ def test_one_pull_for_all(hosts):
     assert hosts.arrivals.status()['pulls'] == 1
     received = hosts.arrivals.status()['received_bytes']
     assert len(data) < received < 1.02 * len(data)
-    # Each of the three lots was asked for once.
+    # The client requested each of the three lots once.
     assert hosts.relay.requests['blocks'] == 3
 
 
@@ -359,10 +359,10 @@ def test_what_is_here_is_not_asked_for(hosts):
 
 
 def test_it_begins_at_once(hosts):
-    """The first bytes are there when the first lot is."""
+    """The first bytes are readable once the first lot has arrived."""
     data = noise(20 * MIB)
     expected = hosts.put(data)
-    # The lots that are asked for at once share what comes.
+    # Lots that are requested at once share the bytes that arrive.
     hosts.relay.left = 9 * MIB
     reading = hosts.arrivals.open('one', expected, None)
     repositories.eventually(lambda: reading.available(0), LIMIT)
@@ -407,7 +407,7 @@ def test_the_pull_goes_on_without_readers(hosts):
 
 
 def test_who_reads_keeps_the_image(hosts):
-    """It was deleted when it had just come (I12)."""
+    """An open reading keeps an image that is deleted meanwhile (I12)."""
     data = noise(5 * MIB)
     expected = hosts.put(data)
     reading = hosts.arrivals.open('one', expected, None)
@@ -432,7 +432,7 @@ def test_the_scope_is_that_of_the_peer(hosts):
 
 
 def test_parameters_that_differ(tmp_path):
-    """All of it comes, and is read when it is here."""
+    """With another block size, an image is readable only once it is here."""
     data = mixture(5_000_001)
     with serving(Hosts(tmp_path, block_size=8192)) as hosts:
         expected = hosts.put(data)
@@ -443,16 +443,16 @@ def test_parameters_that_differ(tmp_path):
         assert follow(hosts.arrivals.open('one', expected, None)) == data
 
 
-# -- whose image it is --------------------------------------------------------
+# -- the identity of the image ------------------------------------------------
 
 @pytest.mark.usefixtures('small')
 @pytest.mark.parametrize('block_size', [4096, 8192])
 @pytest.mark.parametrize('name', ['hash', 'md5'])
 def test_another_image_is_found_out(tmp_path, block_size, name):
-    """The peer describes another one, and all its blocks are right."""
+    """A peer's wrong image is rejected although all its blocks are right."""
     data, other = noise(3 * MIB), noise(3 * MIB, 2)
     with serving(Hosts(tmp_path, block_size=block_size)) as hosts:
-        hosts.put(other, known=hashes_of(data))     # it is damaged there
+        hosts.put(other, known=hashes_of(data))     # damaged on that host
         expected = arriving_image.Expected(
             len(data), **(
                 {'md5': hashlib.md5(data).hexdigest()} if name == 'md5' else {
@@ -464,7 +464,7 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
             with pytest.raises(image_source.ArrivalFailed,
                                match="by Glance's record"):
                 read_at(reading, last, 1)
-            # What was read before is not the whole of anything.
+            # A client that has read so far does not have a whole image.
             assert reading.available(0) == last
             with pytest.raises(image_source.ArrivalFailed):
                 follow(reading)
@@ -481,7 +481,10 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
 
 @pytest.mark.usefixtures('small')
 def test_the_last_piece_is_held_back(hosts, monkeypatch):
-    """Until the image is here; but not for who said so."""
+    """A reading gets the last piece only after the commit.
+
+    A reading that is not held back gets it earlier.
+    """
     data = noise(2 * MIB)
     expected = hosts.put(data)
     hosts.relay.left = MIB
@@ -498,7 +501,7 @@ def test_the_last_piece_is_held_back(hosts, monkeypatch):
     asking.start()
     repositories.eventually(
         lambda: hosts.relay.requests['blocks'] > pull.LOTS, LIMIT)
-    # Commit is what it waits for.
+    # The reading that is held back waits for the commit.
     arrival, ready = hosts.arrivals._arrivals['one'].result(), (
         threading.Event())
     monkeypatch.setattr(
@@ -564,7 +567,10 @@ def test_a_hash_that_is_not_known(hosts, expected):
     ({}, 'none'), ({}, 'sha512'), ({'md5': '0' * 32}, 'sha512')])
 def test_nothing_is_read_early_of_bytes_that_nobody_hashed(hosts, known,
                                                            expected):
-    """Somebody may have planted them there: they are compared before."""
+    """A client reads bytes without a verified hash only after the comparison.
+
+    Another user may have planted them.
+    """
     data = noise(MIB)
     found = hosts.put(data, known=known)
     expected = found if expected == 'sha512' else None
@@ -581,7 +587,7 @@ def test_nothing_is_read_early_of_bytes_that_nobody_hashed(hosts, known,
 
 @pytest.mark.parametrize('name', ['sha512', 'md5'])
 def test_another_image_is_found_out_before_it_comes(hosts, name):
-    """By the hash of what the peer has."""
+    """The hash that the peer has recorded exposes the wrong image."""
     hosts.put(noise(MIB, 2))
     value = hashes_of(noise(MIB))[name]
     expected = arriving_image.Expected(MIB, **(
@@ -594,7 +600,10 @@ def test_another_image_is_found_out_before_it_comes(hosts, name):
 
 
 def test_a_client_for_whose_hash_nobody_compared_it(hosts):
-    """It joins those who read early without any."""
+    """A client whose hash is unproven does not get the image early.
+
+    A client without a hash does.
+    """
     data = noise(MIB)
     found = hosts.put(data, known={'md5': hashes_of(data)['md5']})
     hosts.relay.left = 0
@@ -609,7 +618,7 @@ def test_a_client_for_whose_hash_nobody_compared_it(hosts):
     first.close()
 
 
-# -- what may go wrong --------------------------------------------------------
+# -- failures -----------------------------------------------------------------
 
 def spoil(frame):
     plain = bytearray(frame.plain)
@@ -621,11 +630,11 @@ def spoil(frame):
 @pytest.mark.parametrize('change, places', [
     (lambda frames: [*frames[:-1], spoil(frames[-1])], (0, MIB)),
     (lambda frames: frames[:-1], (0, MIB)),
-    # All right, before it is noticed.
+    # These blocks are right, and the extra frame is noticed late.
     (lambda frames: [*frames, frames[-1]], ())],
     ids=['spoilt', 'left out', 'twice'])
 def test_wrong_blocks(hosts, monkeypatch, change, places):
-    """Refused, reported; not a byte of them is read, ahead or in order."""
+    """The cache refuses wrong blocks, and no byte of them is readable."""
     data = noise(2 * MIB)
     expected = hosts.put(data)
     blocks = daemon_client.Client.blocks
@@ -673,7 +682,7 @@ def test_a_description_that_finds_no_room(hosts, monkeypatch):
 
 @pytest.mark.usefixtures('small')
 def test_the_peer_dies(hosts, monkeypatch):
-    """What came is read on; the next pull asks for the rest only."""
+    """Bytes that arrived stay readable; the next pull gets only the rest."""
     monkeypatch.setattr(arrival_list, 'AWAY_SECONDS', 3600.0)
     data = noise(6 * MIB)
     expected = hosts.put(data)
@@ -692,7 +701,7 @@ def test_the_peer_dies(hosts, monkeypatch):
         reading.available(have)
     reading.close()
     hosts.require_nothing_of('one')
-    # For a while it is not asked, and nobody waits for it.
+    # For a while the cache does not contact the peer, and clients do not wait.
     requests = hosts.relay.requests.total()
     hosts.daemon.start()
     with pytest.raises(image_source.ArrivalFailed, match='requests again in'):
@@ -743,7 +752,7 @@ def test_a_client_that_cannot_be_made(hosts):
 
 @pytest.mark.usefixtures('small')
 def test_a_token_that_expires(hosts):
-    """In the middle: another one who wants the image has a good one."""
+    """If a token expires, the pull goes on with another client's token."""
     data = noise(4 * MIB)
     expected = hosts.put(data)
     hosts.relay.left = MIB
@@ -801,7 +810,7 @@ def test_a_bad_token_does_not_hinder_others(hosts):
 @pytest.mark.parametrize('size,known', [
     (MIB, False), (2 * MIB, False), (2 * MIB, True)])
 def test_another_upload_commits_first(hosts, size, known):
-    """It is read only if nobody is to get what Glance means."""
+    """The image of another upload is read only if no hash is expected."""
     data = noise(2 * MIB)
     expected = hosts.put(data) if known else hosts.put(data) and None
     hosts.relay.left = 100_000
@@ -865,7 +874,7 @@ def test_stop_keeps_what_came(hosts):
 
 
 def test_the_disk_is_full(hosts, tmp_path, monkeypatch):
-    """What is there is read; the rest is not waited for."""
+    """Blocks that arrived are readable on a full disk, and the rest fails."""
     monkeypatch.setattr(pull, 'SYNC_BYTES', MIB)
     data = noise(16 * MIB)
     expected = hosts.put(data)
@@ -886,7 +895,7 @@ def test_the_disk_is_full(hosts, tmp_path, monkeypatch):
 
 
 def test_damage_here(hosts):
-    """A block that was found is not what it was: never data."""
+    """A damaged local block is never returned as data."""
     data = noise(100 * BLOCK)
     expected = hosts.put(data)
     repositories.put(hosts.ours, 'other', data[:50 * BLOCK])
@@ -926,7 +935,7 @@ KILLED = '''
 
 @pytest.mark.usefixtures('small')
 def test_kill_and_again(hosts):
-    """What lies before a sync point is found; nothing is in the way."""
+    """After a kill, the next pull reuses the blocks before the sync point."""
     data = noise(6 * MIB)
     expected = hosts.put(data)
     done = subprocess.run(
@@ -942,10 +951,10 @@ def test_kill_and_again(hosts):
     repositories.require_clean(hosts.here)
 
 
-# -- what it takes ------------------------------------------------------------
+# -- costs --------------------------------------------------------------------
 
 def test_memory_is_bounded(hosts, monkeypatch):
-    """However large the image, and wherever it is read."""
+    """The memory depends neither on the image's size nor on the reads."""
     monkeypatch.setattr(image_assembly, 'READ_LOT_BYTES', 256 << 10)
     monkeypatch.setattr(pull, 'SYNC_BYTES', MIB)
     monkeypatch.setattr(image_pull, 'AHEAD_BYTES', 512 << 10)
@@ -955,7 +964,7 @@ def test_memory_is_bounded(hosts, monkeypatch):
         with self._changed:
             kept = {'recent': sum(map(len, self._recent.values())),
                     'ahead': sum(map(len, self._ahead.values())),
-                    # Threads that fetch go on to add to these.
+                    # Fetching threads continue to add to these.
                     'lots': sum(len(block) for lot in self._under_way
                                 for block in [*lot.received.values()])}
         for name, size in kept.items():
@@ -997,7 +1006,7 @@ def test_nothing_is_left_open(hosts):
         return clients[-1]
 
     def open_files():
-        """Of an image, its recipe or its description."""
+        """Return the open files of an image's recipe or description."""
         found = []
         for name in os.listdir('/proc/self/fd'):
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How an arrival begins and ends, for all who open the image then."""
+"""The beginning and the end of an arrival, for all clients of the image."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def descriptors():
 
 
 def test_no_thread_can_be_started(hosts, monkeypatch):
-    """All who wait for the beginning learn it; the next attempt succeeds."""
+    """All waiting clients get the error, and the next attempt succeeds."""
     data = test_arrival_list.noise(MIB)
     expected = hosts.put(data)
 
@@ -33,13 +33,13 @@ def test_no_thread_can_be_started(hosts, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(hosts.arrivals._workers, 'submit', submit)
-        with pytest.raises(RuntimeError):       # opens what stays open
+        with pytest.raises(RuntimeError):       # opens descriptors
             attempt()
         before = descriptors()
         for error in test_arrival_list.at_once(3, attempt):
             assert isinstance(error, RuntimeError)
     hosts.require_nothing_of('one')
-    # Threads of the relay close its connections in their own time.
+    # Threads of the relay may close its connections later.
     repositories.eventually(lambda: descriptors() <= before)
     with contextlib.closing(
             hosts.arrivals.open('one', expected, None)) as reading:
@@ -47,14 +47,14 @@ def test_no_thread_can_be_started(hosts, monkeypatch):
 
 
 def test_a_beginning_that_is_not_noted(hosts):
-    """The listener fails; nothing is left, and others may begin."""
+    """If the listener fails, no arrival remains, and others may begin."""
     expected = hosts.put(test_arrival_list.noise(MIB))
 
     def fail(image_id, size):
         raise ValueError('not noted')
 
     hosts.arrivals._on_begin = fail
-    for _ in range(9):                      # more than may arrive at once
+    for _ in range(9):                      # more than the limit of arrivals
         with pytest.raises(ValueError, match='not noted'):
             hosts.arrivals.open('one', expected, None)
     hosts.require_nothing_of('one')
@@ -62,7 +62,7 @@ def test_a_beginning_that_is_not_noted(hosts):
 
 
 def test_it_ended_before_it_is_opened(hosts, monkeypatch):
-    """One who waited for its beginning finds the image in the repository."""
+    """The image is read from the repository if the arrival has ended."""
     data = test_arrival_list.noise(MIB)
     expected = hosts.put(data)
     open_arrival = arriving_image.Arrival.open

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What neighbours get of an image that arrives, from a real daemon."""
+"""Neighbours get blocks of an arriving image, from a real daemon."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ noise = test_arrival_list.noise
 
 
 def begin(hosts, data, left):
-    """An image that arrives, of which so many bytes come; its arrival."""
+    """Begin an arrival of which this many bytes arrive, and return it."""
     expected = hosts.put(data)
     hosts.relay.left = left
     hosts.arrivals.open('one', expected, None).close()
@@ -44,10 +44,10 @@ def loan_of(arrival, *ranges):
 
 @contextlib.contextmanager
 def borrowed(arrival, *ranges):
-    """A loan of an arrival that is held until the last frame.
+    """Return a loan of an arrival that is held until the last frame.
 
-    The handler of requests holds it, too: else nothing of it is lent any more
-    once it is committed.
+    The handler of requests holds the arrival as well. Otherwise it would lend
+    no more blocks after the commit.
     """
     assert arrival.hold()
     try:
@@ -57,7 +57,7 @@ def borrowed(arrival, *ranges):
 
 
 def unframed(frames, ranges):
-    """Bytes by their offset."""
+    """Return the bytes of frames by their offset."""
     buffer = wire.Buffer(b''.join([*frames, wire.END_FRAME]),
                          client_errors.BadAnswer)
     return {offset: bytes(data) for one in wire.Frames(buffer, ranges, 0)
@@ -65,7 +65,7 @@ def unframed(frames, ranges):
 
 
 def all_of(loan, ranges):
-    """What comes: bytes by their offset."""
+    """Return all bytes of a loan by their offset."""
     found = {}
     while frames := loan.next():
         found |= unframed(frames, ranges)
@@ -86,7 +86,7 @@ def test_everything_is_lent_while_it_comes(hosts):
         threading.Timer(0.2, hosts.relay.allow, [None]).start()
         require_blocks_of(data, all_of(loan, ranges), len(data))
     hosts.ended()
-    # Nothing came twice.
+    # No byte arrived twice.
     assert hosts.arrivals.status()['received_bytes'] < 1.03 * len(data)
 
 
@@ -118,7 +118,10 @@ def test_a_part_of_a_block(hosts, part):
 
 
 def test_what_several_want_is_requested_once(hosts):
-    """Far ahead of the pull, which does not request it again either."""
+    """Six neighbours cause one request, and the pull does not repeat it.
+
+    The blocks are far ahead of the pull.
+    """
     data = noise(20 * MIB)
     arrival = begin(hosts, data, 0)
     repositories.eventually(
@@ -145,7 +148,7 @@ def test_what_several_want_is_requested_once(hosts):
 
 
 def test_nothing_comes(hosts, monkeypatch):
-    """The answer ends early, and the image arrives all the same."""
+    """If no block arrives, the answer ends early; the pull still succeeds."""
     monkeypatch.setattr(block_lending, 'WAIT_SECONDS', 0.3)
     data = noise(4 * MIB)
     arrival = begin(hosts, data, 0)
@@ -169,7 +172,7 @@ def test_the_image_is_committed_meanwhile(hosts):
     data = noise(6 * MIB)
     arrival = begin(hosts, data, 0)
     ranges = [(0, len(data))]
-    # It is held until the last frame.
+    # The reading holds the arrival until the last frame.
     reading = hosts.arrivals.open('one', None, None)
     loan = loan_of(arrival, *ranges)
     hosts.relay.allow(None)
@@ -179,7 +182,7 @@ def test_the_image_is_committed_meanwhile(hosts):
     reading.close()
     assert first and rest and not first.keys() & rest.keys()
     require_blocks_of(data, {**first, **rest}, len(data))
-    # Those who come later find it in the repository.
+    # Later neighbours find the image in the repository.
     assert loan_of(arrival, *ranges).next() == []
 
 
@@ -189,7 +192,7 @@ OWN = 'ab' * 16
 
 
 class Reads:
-    """Admits everybody; Glance says this hash."""
+    """Handlers that admit every client; Glance has recorded a given hash."""
 
     def __init__(self, said=None):
         self._said = said
@@ -247,7 +250,7 @@ def test_too_many_neighbours_are_refused_at_once():
             yield b'frame'
             yield b'more'
 
-        # A place is taken until the last frame is sent.
+        # A place is occupied until the last frame is sent.
         response = await lender._response(5, frames())
         assert response.headers == {
             'Dedup-Repository': OWN, 'Dedup-Stored': '5',
@@ -262,7 +265,7 @@ def test_too_many_neighbours_are_refused_at_once():
 # -- rules --------------------------------------------------------------------
 
 class Asking:
-    """Neighbours who hold up everything that they are asked for."""
+    """Neighbours that delay the answer to each request."""
 
     def __init__(self):
         self.asked = 0
@@ -289,13 +292,13 @@ class Asking:
 
 
 def test_a_lender_does_not_wait_for_its_neighbours(hosts):
-    """Rule L7: they may wait for it."""
+    """Rule L7: a lender waits for no neighbour, since that may wait for it."""
     asking = Asking()
     hosts.arrivals._neighbours = asking
     data = noise(20 * MIB)
     arrival = begin(hosts, data, None)
     repositories.eventually(lambda: asking.asked == pull.LOTS, LIMIT)
-    # Lots for which the neighbours are asked, and others.
+    # The arrival requests some of these lots from neighbours.
     for ranges in ([(0, MIB)], [(3 * MIB, MIB)], [(16 * MIB, MIB)]):
         require_blocks_of(data, all_of(loan_of(arrival, *ranges), ranges), MIB)
     assert asking.asked == pull.LOTS
@@ -305,7 +308,7 @@ def test_a_lender_does_not_wait_for_its_neighbours(hosts):
 
 
 def test_whether_glance_means_it(hosts):
-    """Rule L8: by the hash with which the arrival will be compared."""
+    """Rule L8: the hash for the arrival's comparison decides."""
     data = noise(4 * MIB)
     arrival = begin(hosts, data, 0)
     expected = arrival._expected
@@ -320,7 +323,7 @@ def test_whether_glance_means_it(hosts):
 
 
 def test_who_gets_blocks_of_an_arriving_image(hosts):
-    """Rule L8: a token only if that image was proven for a token."""
+    """Rule L8: a token gets blocks only of an image proven for a token."""
     arrival = begin(hosts, noise(4 * MIB), 0)
     same = hashes.Hash('sha512', arrival._expected.hash_value)
     other = hashes.Hash('sha512', '00' * 64)
@@ -349,7 +352,7 @@ def test_who_gets_blocks_of_an_arriving_image(hosts):
 
 
 def lent(hosts, ranges, meanwhile):
-    """A whole answer to an operator, as bytes; and what it announced.
+    """Return a whole answer to an operator as bytes, and its announced length.
 
     :param meanwhile: called after the first frame
     """
@@ -369,7 +372,10 @@ def lent(hosts, ranges, meanwhile):
 
 
 def test_everybody_else_leaves_in_the_middle_of_an_answer(hosts):
-    """What was announced comes, or the neighbour would take us for a liar."""
+    """An answer has all announced bytes if the arrival ends in the middle.
+
+    Otherwise the neighbour would set this host aside.
+    """
     data = noise(20 * MIB)
     arrival = begin(hosts, data, 15 * MIB)
     repositories.eventually(lambda: arrival.stored >= 3 * MIB, LIMIT)
@@ -382,13 +388,16 @@ def test_everybody_else_leaves_in_the_middle_of_an_answer(hosts):
     frames, announced = lent(hosts, ranges, arrive)
     assert announced >= 3 * MIB
     require_blocks_of(data, unframed(frames, [(0, 3 * MIB)]), 3 * MIB)
-    assert arrival._over    # it was kept for the answer only
+    assert arrival._over    # only the answer kept it
 
 
 @pytest.mark.parametrize('before', ['_become', '_end'])
 def test_the_commit_is_under_way_while_frames_are_asked_for(
         hosts, monkeypatch, before):
-    """The transaction is closed, and the image is not open yet."""
+    """A loan is complete if the commit runs meanwhile.
+
+    The transaction is closed then, and the image is not open yet.
+    """
     reached, go_on = threading.Event(), threading.Event()
     usual = getattr(arriving_image.Arrival, before)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a cache remembers of its images, and a ``cache.json`` that is no good.
+"""A cache's catalog of its images, and an invalid ``cache.json``.
 
-Whatever becomes of the file, images stay, and only the order of eviction and
-what the images were taken for is forgotten.
+Images stay in the cache if the file is lost or damaged. The cache forgets only
+their order of eviction and the facts with which each image was compared.
 """
 
 import json
@@ -30,7 +30,7 @@ OTHER = 'f' * 32
 
 
 class Cache:
-    """A repository that is a cache, begun anew as by a daemon's start."""
+    """A repository that is a cache; ``again`` simulates a daemon's start."""
 
     def __init__(self, repo, path):
         self.repo = repo
@@ -61,7 +61,7 @@ def cache(repo, path):
 
 @pytest.fixture
 def full(cache):
-    """Three images, of which the first came last to use."""
+    """A cache with three images; the first one was used last."""
     cache.add('a', 'b', 'c')
     cache.held.used('a')
     cache.held.close()
@@ -79,7 +79,7 @@ def entry(**fields):
     return {'id': 'a', 'size': 100, 'md5': None, 'used': 1, **fields}
 
 
-# -- what is held -------------------------------------------------------------
+# -- cached images ------------------------------------------------------------
 
 def test_what_fits(cache):
     assert not cache.held.fits('a', 100, MD5)
@@ -90,13 +90,13 @@ def test_what_fits(cache):
     for _ in range(2):
         assert fits('a', 100, MD5) and fits('a', 100, None)
         assert not fits('a', 99, MD5) and not fits('a', 100, OTHER)
-        # What Glance did not name then it may name now: that is not known.
+        # Glance named no MD5 then and may name one now, which is not verified.
         assert fits('b', 1, None) and not fits('b', 1, MD5)
         fits = cache.again().fits
 
 
 def test_what_was_not_compared_fits_nothing(cache):
-    """But it was used just now."""
+    """An image that was not compared fits no request, but counts as used."""
     cache.add('a', 'b')
     put(cache.repo, 'c', b'c' * 100)
     cache.held.note_uncompared('c')
@@ -107,7 +107,7 @@ def test_what_was_not_compared_fits_nothing(cache):
 
 
 def test_what_is_no_md5_fits_nothing(cache):
-    """It comes from a server's answer."""
+    """An invalid MD5 fits no request; it comes from a server's answer."""
     put(cache.repo, 'a', b'a')
     for odd in ('', 'x' * 32, MD5.upper(), MD5 + '\n', 'a' * 10 ** 6):
         cache.held.note('a', 1, odd)
@@ -123,7 +123,7 @@ def test_the_order_is_that_of_use(cache):
     put(cache.repo, 'z', b'z')
     put(cache.repo, 'd', b'd')
     for _ in range(2):
-        # Of these it is not known that anybody ever used them.
+        # The cache knows no use of these.
         assert cache.held.candidates() == ['d', 'z', 'b', 'c', 'a']
         cache.again()
     cache.held.used('nobody')
@@ -147,7 +147,7 @@ def test_what_goes_is_forgotten(cache):
     cache.held.drop('b')
     assert cache.repo.images() == ['a', 'c'] and not cache.fits('b')
     cache.held.drop('b')
-    # Somebody else did.
+    # Another process deleted it.
     cache.repo.delete('a')
     cache.held.drop('a')
     cache.repo.delete('c')
@@ -155,27 +155,30 @@ def test_what_goes_is_forgotten(cache):
     cache.add('b', 'c')
     cache.held.save()
     cache.repo.delete('c')
-    # Also while no daemon ran.
+    # The same holds if no daemon ran at the deletion.
     cache.again()
     assert cache.fits('b') and not cache.fits('c')
     assert cache.held.status()['images'] == 1
 
 
 def test_wrong_images_are_remembered(cache, caplog):
-    """Until Glance means another, or it is deleted; across a kill as well."""
+    """A wrong image is remembered until Glance changes it or it is deleted.
+
+    The record survives a kill.
+    """
     mark, other = 'a' * 64, 'b' * 64
     cache.add('a', 'held')
     for _ in range(2):
         cache.held.note_wrong('a', 100, mark, 'its hash')
     assert caplog.text.count('its hash') == 1
-    # It was written: another process knows it without an end of this one.
+    # The record is on the disk: another process reads it before this one ends.
     cache.held = cache_catalog.Held(cache.repo)
     assert not cache.fits('a') and cache.fits('held')
     assert cache.held.is_wrong('a', mark)
     assert not cache.held.is_wrong('b', mark)
     assert cache.held.status()['wrong_images'] == 1
     assert cache.held.status()['images'] == 1
-    assert 'a' in cache.held.candidates()       # whatever lies there
+    assert 'a' in cache.held.candidates()       # the id may have an image
     assert not cache.held.is_wrong('a', other)
     assert not cache.again().is_wrong('a', mark)
     cache.held.note_wrong('a', 100, mark, 'its hash')
@@ -267,17 +270,20 @@ def test_the_limit(repo):
             cache_catalog.Held(repo, lambda: limit)
 
 
-# -- what is a cache ----------------------------------------------------------
+# -- the check for a cache ----------------------------------------------------
 
 def test_what_is_no_cache_is_left_alone(repo, path):
-    """A cache deletes what it holds; a store's images are all there is."""
+    """A repository that is no cache is left alone.
+
+    A cache deletes its images; a store's images have no other copy.
+    """
     put(repo, 'precious', b'precious')
     before = sorted(os.listdir(path))
     with pytest.raises(exceptions.InvalidParameter,
                        match='precious|is no cache.*cache.json'):
         cache_catalog.Held(repo)
     assert sorted(os.listdir(path)) == before
-    # But whoever knows better may say so.
+    # An operator may create the file to turn the repository into a cache.
     (path / cache_catalog.NAME).touch()
     held = cache_catalog.Held(repo)
     assert held.candidates() == ['precious']
@@ -288,14 +294,14 @@ def test_it_is_one_from_its_first_start_on(repo, path):
     held = cache_catalog.Held(repo)
     assert cache_catalog.decode((path / cache_catalog.NAME).read_bytes()) == {}
     put(repo, 'a', b'a')
-    # Killed: nothing is written at an end.
+    # The process is killed, so it writes nothing at its end.
     again = cache_catalog.Held(repo)
     assert again.candidates() == ['a']
     held.close()
     again.close()
 
 
-# -- when it is written -------------------------------------------------------
+# -- times of writing ---------------------------------------------------------
 
 def test_it_is_written_now_and_then(cache, monkeypatch):
     cache.add('a', 'b')
@@ -359,10 +365,10 @@ def test_whose_it_is(tmp_path):
         assert (path / cache_catalog.NAME).stat().st_mode & 0o777 == mode
 
 
-# -- a file that is no good ---------------------------------------------------
+# -- an invalid file ----------------------------------------------------------
 
 def require_set_aside(full, caplog, content=None):
-    """All is forgotten; the file is in quarantine; the next start is good."""
+    """Require that the file is in quarantine, and the next start is good."""
     caplog.clear()
     held = full.again()
     assert held.candidates() == ['a', 'b', 'c']
@@ -411,7 +417,7 @@ def test_strange_content(full, caplog, content):
 
 
 def test_every_byte(full, caplog):
-    """Flipped, or cut off there: what was, or nothing."""
+    """A flipped bit or a cut either changes nothing or is detected."""
     good = full.file.read_bytes()
     known = cache_catalog.decode(good)
     for at in range(len(good)):
@@ -426,7 +432,7 @@ def test_every_byte(full, caplog):
 
 
 def test_an_older_copy(full):
-    """It is as good as the truth: what it does not know is looked at anew."""
+    """An older copy works; the images that it lacks fit no request."""
     older = full.file.read_bytes()
     full.again()
     full.add('d')
@@ -469,7 +475,7 @@ def test_where_a_link_leads_nothing_is_changed(full, caplog, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='chown needs root')
 def test_somebody_elses(full):
-    """It says what it says; and is his no more when it is written anew."""
+    """A file of another user is read and then replaced by an own file."""
     os.chown(full.file, 12345, 12345)
     held = full.again()
     assert held.candidates() == ['b', 'c', 'a']
@@ -479,7 +485,7 @@ def test_somebody_elses(full):
 
 
 def test_no_room_to_set_it_aside(full, caplog):
-    """It is overwritten then."""
+    """The file is overwritten if it cannot be set aside."""
     full.file.write_bytes(b'no good')
     os.rmdir(full.file.parent / 'quarantine')
     held = full.again()

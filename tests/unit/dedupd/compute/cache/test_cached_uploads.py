@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is kept of an upload until it has arrived."""
+"""Files that keep an upload until it has arrived."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ def test_file_and_image(repo, kept):
     write(kept, data)
     assert content(kept) == data
     with kept.image() as image:
-        # It has no name any more, and is there all the same.
+        # The image has no name any more, but its content is still available.
         assert repo.images() == []
         assert image.read(len(data), 0) == data
         assert image.stat.project == 'alice'
@@ -62,7 +62,7 @@ def test_file_and_image(repo, kept):
 
 @pytest.mark.parametrize('when', ['begin', 'write', 'commit'])
 def test_a_transaction_that_fails(repo, monkeypatch, when):
-    """The file has all bytes."""
+    """The file keeps all bytes if the transaction fails."""
     real = {'begin': repo.begin}
 
     def fail(*args, **kwargs):
@@ -86,7 +86,7 @@ def test_a_transaction_that_fails(repo, monkeypatch, when):
 
 
 def test_no_room(repo, kept, monkeypatch):
-    """A twentieth of the disk stays free; what came stays."""
+    """A twentieth of the disk stays free, and received bytes stay."""
     kept.write(b'first')
     real = shutil.disk_usage(repo.path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: real._replace(
@@ -101,7 +101,7 @@ def test_no_room(repo, kept, monkeypatch):
 @pytest.mark.parametrize('became', ['active', 'queued'])
 def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became,
                                               status):
-    """Glance takes that one, and none of the plain upload."""
+    """The answer is 204 if Glance took the storing host's late request."""
     data = repositories.noise(2 * MIB)
     image_id = '0' * 8 + '-0000' * 3 + '-' + '0' * 12
     states = iter(['queued', 'queued', 'saving', became])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The proxy where no thread can be started: Glance answers, as without it."""
+"""Glance answers requests if the proxy cannot start a thread."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ ID = '3f0b2a4c-5d1e-4c7a-9b60-0d4a8f1c2e33'
 
 
 class Answer:
-    """One of Glance, with a body of one byte."""
+    """A response of Glance with a body of one byte."""
 
     def __init__(self, status, headers=()):
         self.status, self.headers, self.reason = status, list(headers), b''
@@ -37,7 +37,7 @@ def held():
 
 @pytest.fixture
 def ask(held, monkeypatch):
-    """Have the proxy answer a request by Glance's answers."""
+    """Have the proxy answer a request with Glance's responses."""
     def fail(self):
         raise RuntimeError("can't start new thread")
 
@@ -61,6 +61,6 @@ def test_glance_gives_an_image(ask):
 
 
 def test_glance_deletes_an_image(ask, held):
-    """The client need not know that the cache still has it."""
+    """The deletion succeeds, and the cache keeps its copy for now."""
     assert ask('DELETE', f'/v2/images/{ID}', Answer(204)).status == 204
     held.drop.assert_not_called()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who of a rack is asked for which blocks, and who is not."""
+"""The choice of a rack's neighbours for a request for blocks."""
 
 import collections
 import logging
@@ -16,7 +16,7 @@ IMAGE = 'image'
 OWN = '0' * 32
 ADDRESSES = [f'https://compute{number}:9393' for number in range(6)]
 MIB = 1 << 20
-#: An offset at which nobody wants anything.
+#: An offset that no test requests.
 WRONG = 99
 
 
@@ -25,7 +25,7 @@ def id_of(address):
 
 
 class Loan:
-    """As the client's, with blocks in the place of frames."""
+    """A loan like the client's, with blocks instead of frames."""
 
     def __init__(self, address, offsets, asked, stored):
         self.repository_id = id_of(address)
@@ -48,10 +48,10 @@ class Loan:
 
 
 class World:
-    """All hosts of a rack, as one of them meets them.
+    """All hosts of a rack, as one of them sees them.
 
-    :ivar answers: what each address gives: offsets of blocks, or an error
-    :ivar stored: what each has
+    :ivar answers: each address's answer: offsets of blocks, or an error
+    :ivar stored: the bytes that each address has stored
     :ivar asked: the addresses, in order, without greetings
     """
 
@@ -76,7 +76,7 @@ class World:
         return self.rack.asking(image_id, lambda: 'token')
 
     def fetch(self, asking, begin=0, wanted=(0,)):
-        """Returns the addresses that were asked, and what is still wanted."""
+        """Return the requested addresses and the offsets still wanted."""
         lot = image_assembly.Lot(begin, begin + MIB, [], wanted={
             offset: (b'name', 10) for offset in wanted})
 
@@ -121,7 +121,7 @@ def world(monkeypatch):
 
 
 def order_of(world, begin=0, image_id=IMAGE):
-    """The first two that are asked."""
+    """Return the first two addresses that get a request."""
     return world.fetch(world.asking(image_id), begin)[0]
 
 
@@ -138,11 +138,11 @@ def test_all_hosts_choose_the_same_home(monkeypatch):
         assert len(order) == neighbour_caches.MAX_REQUESTS
         homes[order[0]] += 1
         for own in ADDRESSES:
-            # Each asks the home, unless that is itself.
+            # Each host uses the home, unless it is the home itself.
             found = order_of(World(monkeypatch, own), begin)
             assert found[:1] == ([] if own == order[0] else order[:1])
             if own == order[1]:
-                assert found == order[:1]   # then the storing host
+                assert found == order[:1]   # the storing host comes next
     assert len(homes) == len(ADDRESSES)
     assert order_of(World(monkeypatch), 0, 'a') != (
         order_of(World(monkeypatch), 0, 'b'))
@@ -166,7 +166,7 @@ def test_who_has_it_is_asked_first(world):
     asking.greet()
     world.answers[other] = [0]
     assert world.fetch(asking) == ([other], [])
-    # Not for what lies behind that.
+    # For the blocks behind its announced bytes, the host is not asked first.
     begin = next(begin for begin in range(MIB, 99 * MIB, MIB)
                  if other not in order_of(world, begin))
     assert other not in world.fetch(asking, begin)[0]
@@ -203,7 +203,7 @@ def test_who_fails_is_put_aside(world, wrong, words):
     world.answers = {first: wrong, second: [0, 20]}
     asked, left = world.fetch(asking, wanted=(0, 20))
     assert asked == [first, second] and left == []
-    # For all images; and only for a while.
+    # The host is set aside for all images, but only for a while.
     for begin in range(0, 20 * MIB, MIB):
         assert first not in order_of(world, begin, 'other')
     status = world.rack.status()
@@ -226,7 +226,7 @@ def test_who_is_slow_is_put_aside(world):
             yield 20
 
     world.answers = {first: Slow(), second: [40]}
-    # The others have no time left: then the storing host.
+    # The others have no time left, so the storing host is next.
     assert world.fetch(world.asking(), wanted=(0, 20, 40)) == ([first], [40])
     assert world.host(first).is_aside
 
@@ -238,7 +238,7 @@ def test_who_did_not_send_what_it_announced_is_put_aside(world):
     world.answers = {first: [0], second: []}
     assert world.fetch(asking, wanted=(0, 20)) == ([first, second], [20])
     assert world.host(first).is_aside
-    # Who announced nothing did nothing wrong.
+    # A neighbour that announced nothing made no mistake.
     assert not world.host(second).is_aside
 
 
@@ -251,7 +251,7 @@ def test_who_lacks_it_is_not_asked_for_a_while(world, code):
     assert world.fetch(asking)[0] == [first, second]
     assert first not in world.fetch(asking)[0]
     assert not world.rack.status()['failures']
-    # Others may be there.
+    # The neighbour may have other images.
     assert order_of(world, 0, IMAGE)[0] == first
     world.now += neighbour_caches.MISSING_SECONDS + 1
     assert world.fetch(asking)[0][0] == first
@@ -266,7 +266,8 @@ def test_who_asks_us_for_it_is_asked_again(world):
     assert first not in world.fetch(asking)[0]
     asking.heard(id_of(first))
     assert world.fetch(asking)[0][0] == first
-    # While its refusal was on its way it began, and asked us.
+    # While the refusal was on its way, the neighbour began a pull and sent us
+    # a request.
     world.now += 1
     asking = world.asking()
     refusal = client_errors.Refused(404, 'not here', id_of(first))
@@ -304,7 +305,7 @@ def test_a_host_recognizes_itself(world):
 
 
 def test_a_pull_that_is_over(world, caplog):
-    """What is broken off then is nobody's failure."""
+    """An interrupted pull does not count as a neighbour's failure."""
     asking = world.asking()
     asking.interrupt()
     with caplog.at_level(logging.WARNING):

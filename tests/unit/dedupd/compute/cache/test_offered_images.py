@@ -23,7 +23,7 @@ def test_what_was_saved_is_read(file, tmp_path):
     other = dataclasses.replace(OFFER, image_id='other', md5=None)
     file.save({'image': OFFER, 'other': other})
     assert file.offers() == {'image': OFFER, 'other': other}
-    # Another process writes it, and this one sees that.
+    # Another process writes the file, and this process reads the change.
     offered_images.File(str(tmp_path / 'images')).save({'image': OFFER})
     assert file.offers() == {'image': OFFER}
 
@@ -42,7 +42,7 @@ def test_invalid_fields_are_refused(file, change):
     fields = {**dataclasses.asdict(OFFER), **change}
     with pytest.raises(ValueError):
         offered_images.Offer(**fields)
-    # Also from a file with a valid checksum.
+    # The same holds for a file with a valid checksum.
     with open(file.path, 'wb') as f:
         f.write(files.pack_json('glance-dedup images for Nova',
                                 images=[fields]))

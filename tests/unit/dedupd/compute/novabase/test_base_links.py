@@ -30,10 +30,10 @@ def test_a_link_leads_to_the_image(links, base):
     links.put('image')
     assert os.readlink(path_of(base, 'image')) == '/mounted/image'
     assert links.has('image') and not links.has('other')
-    links.put('image')      # it is there
+    links.put('image')      # a second call is harmless
     links.remove('image')
     assert os.listdir(base) == []
-    links.remove('image')   # it is gone
+    links.remove('image')   # a second call is harmless
 
 
 def test_what_nova_has_there_stays(links, base):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which images Nova may use before they are here."""
+"""The images that Nova may use before these arrive."""
 
 import struct
 
@@ -25,9 +25,9 @@ def qcow2():
 
 
 class Glance:
-    """Answers as Glance does.
+    """A Glance with a list of images.
 
-    :ivar inspected: the ids of the images of which the head was asked for
+    :ivar inspected: the ids of the images whose head was requested
     """
 
     def __init__(self, *records, data=NOISE):

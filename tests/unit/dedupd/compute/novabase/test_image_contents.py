@@ -37,7 +37,7 @@ def repo(tmp_path):
 
 @pytest.fixture
 def missing():
-    """The images that the daemon says nobody has."""
+    """The set of images that the daemon reports as missing."""
     return set()
 
 
@@ -85,7 +85,7 @@ def test_what_is_known_comes_from_memory(contents):
     assert contents.names() == ['image']
     with pytest.raises(LookupError):
         contents.facts('other')
-    content = open_image(contents)      # though there is neither
+    content = open_image(contents)      # neither exists yet
     assert contents.is_open('image')
     content.close()
 
@@ -113,7 +113,7 @@ def test_a_read_does_not_wait_for_ever(contents, missing, end):
             contents.show({'image': offer()} if end == 'gone' else {},
                           frozenset({'image'}) if end == 'gone' else
                           frozenset())
-            # The storing host may keep it for those who read it.
+            # The storing host may keep the image for other readers.
             assert not concurrent.futures.wait([read], 0.3).done
             missing.add('image')
         with pytest.raises(client_errors.ClientError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether the cache lives, as the relay sees it."""
+"""The relay's check of whether the cache responds."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ async def looking(path):
 
 
 async def wait(pulse, seconds):
-    """Whether a wait of so many seconds is ended before."""
+    """Return True if a wait of this many seconds is interrupted."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     try:
@@ -51,7 +51,7 @@ async def wait(pulse, seconds):
 
 @contextlib.asynccontextmanager
 async def daemon(path):
-    """One that answers, and counts how often."""
+    """Run a daemon that answers, and yield its list of requests."""
     asked = []
 
     async def answer(reader, writer):
@@ -64,7 +64,10 @@ async def daemon(path):
 
 
 def test_a_cache_that_answers_is_waited_for(path, monkeypatch):
-    """Whatever it answers; and it is not asked before it was silent."""
+    """The relay waits for a cache that answers, even with an error.
+
+    It sends a check only after a silence.
+    """
     monkeypatch.setattr(liveness, 'ANSWER_SECONDS', 60)
 
     async def scenario():
@@ -82,7 +85,7 @@ def test_a_cache_that_answers_is_waited_for(path, monkeypatch):
 
 @pytest.mark.parametrize('backlog', [64, 0])
 def test_a_cache_that_hangs(path, backlog, monkeypatch):
-    """Waits end, and nobody asks it until it answers."""
+    """Waits for a hung cache end, and the relay avoids it until it answers."""
     async def scenario():
         async with looking(path) as pulse:
             with socket.socket(socket.AF_UNIX) as sock:
@@ -90,7 +93,7 @@ def test_a_cache_that_hangs(path, backlog, monkeypatch):
                 sock.listen(backlog)
                 with contextlib.ExitStack() as stack:
                     if not backlog:
-                        # Others wait for it, too: as many as it lets wait.
+                        # Other clients fill the cache's queue.
                         with contextlib.suppress(BlockingIOError):
                             while True:
                                 other = stack.enter_context(
@@ -116,11 +119,11 @@ def test_a_cache_that_hangs(path, backlog, monkeypatch):
 
 @pytest.mark.parametrize('there', [True, False])
 def test_a_daemon_that_is_not_there_is_no_hung_one(path, there):
-    """The kernel ends the waits for it; or it finishes its responses."""
+    """Waits continue if no daemon listens; the kernel ends them."""
     async def scenario():
         if there:
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.bind(path)     # Nobody listens.
+                sock.bind(path)     # nobody listens
         async with looking(path) as pulse:
             assert not await wait(pulse, 0.5)
             assert not pulse.is_away()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the relay makes of answers, which the test plays."""
+"""The relay's handling of answers that the test simulates."""
 
 import asyncio
 from unittest import mock
@@ -33,7 +33,7 @@ class Answer:
 
 def serve(cache, glance, method='GET', target=FILE, away=False, body=None,
           **headers):
-    """A response, of servers that give or raise these; and the relay."""
+    """Return a response and the relay; the servers give or raise these."""
     relay = request_relay.Relay(
         mock.Mock(ask=mock.AsyncMock(side_effect=[cache])),
         mock.Mock(ask=mock.AsyncMock(side_effect=[glance])),
@@ -46,7 +46,7 @@ def serve(cache, glance, method='GET', target=FILE, away=False, body=None,
 
 
 def test_the_connection_is_released_if_nothing_is_sent():
-    """The client may be gone before the head."""
+    """The connection is released if the client leaves before the head."""
     answer = Answer(200, b'x', Content_Length='9')
     response, _ = serve(answer, None)
     asyncio.run(response.body.aclose())
@@ -64,7 +64,7 @@ def broke_off(malformed=False):
     ('POST', upstream_client.Unreached('x'), True),
     ('DELETE', upstream_client.Unreached('x'), True)])
 def test_who_else_is_asked(method, error, asked):
-    """Nobody, if the request may have been processed."""
+    """The relay contacts Glance unless the cache may have made the change."""
     answer = Answer(200, b'')
     try:
         response, relay = serve(error, answer, method, '/v2/images')
