@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who has the connections of a listener."""
+"""Places of a listener and their distribution among peers."""
 
 import socket
 
@@ -22,7 +22,7 @@ def ended():
 
 @pytest.fixture
 def take(places, ended):
-    """Takes a place for a peer; 8 in all, 3 of each."""
+    """Take a place for a peer; there are 8, and 3 for each peer."""
     def do(peer, name='', spare=False):
         place = places.take(peer, 8, 3)
         if place is not None:
@@ -51,7 +51,7 @@ def test_in_all_there_are_so_many(places, take, ended):
 
 
 def test_a_peer_gives_way_to_itself(places, take, ended):
-    """The one that waited the longest ends, however old it is."""
+    """A new connection ends the peer's longest idle connection."""
     first = take('a', 'first', spare=True)
     take('a', 'second', spare=True)
     take('a', 'third')
@@ -78,7 +78,7 @@ def test_whoever_has_the_most_to_spare_gives_way(places, take, ended):
 
 
 def test_a_place_is_left_once(places, take, ended):
-    """It may end by itself after it was told to end."""
+    """A place is freed once if its connection ends after that request."""
     place = take('a', spare=True)
     for _ in range(3):
         take('a')
@@ -97,7 +97,7 @@ def test_nothing_is_kept_of_peers_that_left(places, take):
 @pytest.mark.parametrize('family,address,peer', [
     (socket.AF_INET, ('10.0.0.1', 5), '10.0.0.1/32'),
     (socket.AF_INET6, ('::ffff:10.0.0.1', 5, 0, 0), '10.0.0.1/32'),
-    # A host has at least as many addresses of its own.
+    # A host has at least so many addresses of its own.
     (socket.AF_INET6, ('2001:db8:1:2:3::4', 5, 0, 0), '2001:db8:1:2::/64'),
     (socket.AF_INET6, ('fe80::1%eth0', 5, 0, 2), 'fe80::/64')])
 def test_peers(family, address, peer):

@@ -33,7 +33,7 @@ def limits(**changed):
 
 @contextlib.asynccontextmanager
 async def serving(path, router, **changed):
-    """A server on a Unix socket."""
+    """Run a server on a Unix socket."""
     server = http_server.Server(limits(**changed))
     server.add(listeners.Listener(
         'unix', listeners.listen_unix(str(path), 0o600), router,
@@ -46,10 +46,10 @@ async def serving(path, router, **changed):
 
 @contextlib.contextmanager
 def no_patience(server):
-    """Requests for which there is no memory are soon refused meanwhile.
+    """Have requests without memory refused soon.
 
-    The same option limits how long the head of a request may take, which must
-    not be short: the machine may be busy.
+    The same option limits the time for the head of a request. That time must
+    not be short, since the machine may be busy.
     """
     usual = server.shared.bodies._limits
     server.shared.bodies._limits = limits(header_timeout=0.3)
@@ -62,7 +62,7 @@ def no_patience(server):
 # -- turns --------------------------------------------------------------------
 
 def test_connections_that_wait_let_others_go_on(tmp_path):
-    """One is accepted, then all others have their turn."""
+    """The server accepts one connection in each turn of the event loop."""
     async def check():
         async with serving(tmp_path / 'socket',
                            routing.Router()) as server:
@@ -81,7 +81,7 @@ def test_connections_that_wait_let_others_go_on(tmp_path):
 
 
 def test_stopping_while_a_connection_comes(tmp_path):
-    """The event loop has seen the connection, but not accepted it yet."""
+    """A stop causes no error if a connection waits but is not accepted yet."""
     errors = []
 
     async def check():
@@ -100,7 +100,7 @@ def test_stopping_while_a_connection_comes(tmp_path):
 
 @pytest.mark.parametrize('number', [errno.EMFILE, errno.ECONNABORTED])
 def test_an_error_of_accept_ends_no_listener(tmp_path, number):
-    """The listener rests for a moment, then accepts what waited."""
+    """After an error, the listener pauses and then accepts the connection."""
     class Failing(socket.socket):
         left = 2
 
@@ -134,7 +134,7 @@ MIB = 1 << 20
 
 
 class TestBodies:
-    """The memory that the bodies of all requests have together."""
+    """The memory that the bodies of all requests share."""
 
     @staticmethod
     def run(check, **changed):
@@ -147,7 +147,7 @@ class TestBodies:
 
     @staticmethod
     async def begin(bodies, size):
-        """Hold some, in a task; it, and what ends it."""
+        """Hold memory in a task; return the task and its two events."""
         over = asyncio.Event()
 
         async def hold():
@@ -184,7 +184,7 @@ class TestBodies:
         self.run(check)
 
     def test_whoever_came_first_goes_first(self):
-        """Else a large one would wait for as long as small ones come."""
+        """A large request comes before later small ones."""
         async def check(bodies, options):
             _, over, _ = await self.begin(bodies, 5 * MIB)
             _, _, large = await self.begin(bodies, 4 * MIB)
@@ -214,7 +214,7 @@ class TestBodies:
             late, _, _ = await self.begin(bodies, 8 * MIB)
             gone.cancel()
             over.set()
-            await first         # which gives what it held to the third
+            await first         # this gives its memory to the third
             late.cancel()
             for task in (gone, late):
                 with contextlib.suppress(asyncio.CancelledError):
@@ -225,7 +225,7 @@ class TestBodies:
         self.run(check)
 
     def test_clients_that_do_not_read(self, tmp_path):
-        """Lists for them have so much memory together, and no more."""
+        """Lists for slow clients share a bounded amount of memory."""
         router = routing.Router()
         made = []
 
@@ -262,9 +262,9 @@ class TestBodies:
 
     @pytest.mark.parametrize('before', [False, True])
     def test_clients_that_do_not_read_at_once(self, tmp_path, before):
-        """No size was known, or a small one, when these lists were requested.
+        """The bound holds for lists of unknown size, requested at once.
 
-        :param before: a response of the same route was small
+        :param before: whether a response of the same route was small before
         """
         router = routing.Router()
         begun, go_on = asyncio.Semaphore(0), asyncio.Event()
@@ -311,7 +311,7 @@ class TestBodies:
 
 
 async def ask_slowly(socket, stack, path):
-    """Send a request; return what reads its response, as slowly as wanted."""
+    """Send a request and return a reader of its response."""
     reader, writer = await asyncio.open_unix_connection(str(socket), limit=1)
     stack.callback(writer.close)
     writer.write(f'GET {path} HTTP/1.1\r\nHost: localhost\r\n'
@@ -330,7 +330,7 @@ async def exchange(path, data):
 @pytest.mark.parametrize('framing', [
     {'Content_Length': 6 * MIB}, {'Transfer_Encoding': 'chunked'}])
 def test_a_body_is_received_when_there_is_room(tmp_path, framing):
-    """By the announced length, or by what the route allows."""
+    """A body waits for memory by its length, or by the route's limit."""
     async def check():
         router = routing.Router()
         asked = []
@@ -344,7 +344,7 @@ def test_a_body_is_received_when_there_is_room(tmp_path, framing):
         async with serving(path, router) as server:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.connect(str(path))
-                # It holds what it may, and sends nothing.
+                # This request holds its memory and sends nothing.
                 sock.sendall(daemons.raw('POST', '/', **framing))
                 while not server.shared.bodies._held:
                     await asyncio.sleep(0.01)
@@ -363,7 +363,7 @@ def test_a_body_is_received_when_there_is_room(tmp_path, framing):
 # -- framing ------------------------------------------------------------------
 
 def chunked(role, data, size):
-    """The body that is received in pieces of this size."""
+    """Return the body that is received in pieces of this size."""
     parser = streams.Parser(role)
     if role is h11.CLIENT:
         parser.send(h11.Request(method='GET', target='/',
@@ -400,14 +400,14 @@ def test_chunks(role, size):
     b'2\r\nabX\n0\r\n\r\n', b'2\r\nab\r\n2\r\ncd450\r\n\r\n', b'2\r\nab\r',
     b'2\r\nab', b'2\r\nab\r\n'])
 def test_malformed_chunks(role, size, data):
-    """The end of each has to be there, whatever version of h11 is."""
+    """A chunk with a wrong end is refused, with every version of h11."""
     with pytest.raises(h11.RemoteProtocolError) as caught:
         chunked(role, data, size)
     assert caught.value.error_status_hint == 400
 
 
 def test_a_length_of_many_digits():
-    """More than Python turns into a number."""
+    """A length with more digits than Python converts is refused."""
     parser = streams.Parser(h11.SERVER)
     parser.receive_data(daemons.raw('POST', '/', Content_Length='1' * 9000))
     with pytest.raises(h11.RemoteProtocolError):
@@ -416,7 +416,10 @@ def test_a_length_of_many_digits():
 
 @pytest.mark.slow
 def test_with_the_oldest_h11(tmp_path):
-    """0.14, which Debian 12 has, takes anything for the end of a chunk."""
+    """The tests of chunks and lengths succeed with h11 0.14, as in Debian 12.
+
+    That version accepts any bytes at the end of a chunk.
+    """
     if subprocess.run(
             [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps',
              '--disable-pip-version-check', '--target', str(tmp_path),

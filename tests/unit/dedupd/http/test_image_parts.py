@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The rest of an image's bytes, from a Glance that the test plays."""
+"""The rest of an image's bytes, from a Glance that the test simulates."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ FACTS = image_parts.Facts(len(DATA), MD5)
 
 
 class Answer:
-    """One of Glance, in pieces of seven bytes."""
+    """A response of Glance, in pieces of seven bytes."""
 
     def __init__(self, status, body=b'', **headers):
         self.status, self.body = status, body
@@ -36,7 +36,7 @@ class Answer:
 
 
 class Glance:
-    """Has an image; gives what `change` makes of each answer."""
+    """A Glance with an image; `change` may change each of its responses."""
 
     def __init__(self, data=DATA, change=lambda answer: None):
         self.data, self.change, self.asked = data, change, []
@@ -54,7 +54,7 @@ class Glance:
 
 
 def rest(glance, begin, handed, end, digest, facts=FACTS):
-    """What a client gets that has got a part, and the error after it."""
+    """Return the bytes that follow a client's first part, and the error."""
     request = image_parts.Asked(ID, TARGET, [(b'X-Auth-Token', b't')], None)
     found = bytearray()
 
@@ -82,7 +82,7 @@ def test_the_rest_of_the_same_image(begin, handed, end):
     glance = Glance()
     assert rest(glance, begin, handed, end, sha(DATA[begin:handed])) == (
         DATA[handed:end], None)
-    # One request: so all is of one image, whatever happens meanwhile.
+    # A single request means that all bytes are of one image.
     assert glance.asked == [f'bytes={begin}-{end - 1}']
     assert glance.answer.closed
 
@@ -95,7 +95,7 @@ def test_what_is_known_is_not_sent_again():
 
 @pytest.mark.parametrize('at', [0, 199, 399])
 def test_other_bytes_before(at):
-    """Not one byte follows those of another image."""
+    """No byte follows those of another image."""
     other = bytearray(DATA)
     other[at] ^= 1
     found, error = rest(Glance(), 0, 400, 1000, sha(other[:400]))
@@ -137,7 +137,7 @@ def test_an_answer_that_is_not_of_this_image(change):
 
 @pytest.mark.parametrize('md5', [None, MD5])
 def test_an_image_without_an_md5(md5):
-    """The bytes are compared all the same."""
+    """The bytes are compared if the image has no MD5."""
     glance = Glance(change=drop(b'content-md5'))
     facts = image_parts.Facts(len(DATA), md5)
     assert rest(glance, 0, 9, 1000, sha(DATA[:9]), facts) == (DATA[9:], None)

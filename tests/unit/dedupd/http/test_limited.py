@@ -14,7 +14,7 @@ def log(caplog):
 
 
 def test_a_flood(log, caplog, monkeypatch):
-    """It is written in part, and its rest is counted."""
+    """The log has the first messages of a flood and counts the rest."""
     for number in range(1000):
         log.warning('%s was refused: %d', 'x' * 100000, number)
     assert len(caplog.records) == limited.MESSAGES

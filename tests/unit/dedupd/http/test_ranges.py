@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Ranges in headers; the functional tests have those in bodies."""
+"""Ranges in headers; the functional tests have ranges in bodies."""
 
 from hypothesis import given
 from hypothesis import strategies

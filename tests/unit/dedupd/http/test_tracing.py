@@ -2,7 +2,7 @@
 
 """Traces that requests carry, with the real OSProfiler and its signatures.
 
-The store of traces is a driver of OSProfiler's own kind, which keeps a list.
+The store of traces is an OSProfiler driver that keeps a list.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ PARENT = '7f0e2c44-0c5b-4a7e-8c1d-3f5b6a798812'
 
 
 class Kept(drivers.base.Driver):
-    """A store of traces that is slow until it is let go."""
+    """A store of traces that blocks until the test releases it."""
 
     told = []
     go = threading.Event()
@@ -66,7 +66,7 @@ def traces(options, monkeypatch):
 
 
 def signed(data, key=KEY):
-    """The headers of a trace, as anybody could sign them."""
+    """Return the headers of a trace, as any client could sign them."""
     info = base64.urlsafe_b64encode(
         data if isinstance(data, bytes) else json.dumps(data).encode())
     return [(b'X-Trace-Info', info), (b'X-Trace-HMAC', hmac.new(
@@ -77,7 +77,7 @@ GOOD = {'base_id': ID, 'parent_id': PARENT}
 
 
 def serve(traces, headers, response=None, fails=None, name='one'):
-    """What the handler got, and the response."""
+    """Return the handler's message and the response."""
     got = []
 
     async def handler(message, facts):
@@ -106,7 +106,7 @@ def test_a_request_becomes_a_span(traces):
     assert start['base_id'] == ID and start['parent_id'] == PARENT
     assert start['info']['path'] == '/v2/images/1/file'
     assert stop['info']['source'] == 'here' and stop['info']['status'] == 200
-    # What it leads to has the span as its parent.
+    # Later spans have this span as their parent.
     assert message.headers[0] == (b'A', b'b') and len(message.headers) == 3
     passed = dict(message.headers[1:])
     info = passed[web.X_TRACE_INFO.encode()]
@@ -138,7 +138,7 @@ def test_other_headers_pass_and_begin_nothing(traces, headers):
 
 
 class Pieces:
-    """A body of two pieces, or one that breaks off."""
+    """A body of two pieces, or a body that fails."""
 
     def __init__(self, fails=None):
         self.left = [b'a', b'b']
@@ -195,7 +195,7 @@ def test_a_slow_store_delays_nothing_and_loses_spans(traces, caplog):
         serve(traces, signed(GOOD))
     assert not Kept.told
     Kept.go.set()
-    # One was being told while others waited.
+    # One span was being sent while others waited.
     assert (tracing.MAX_WAITING <= len(told(traces))
             <= tracing.MAX_WAITING + 1)
     record, = [r for r in caplog.records if 'Spans are lost' in r.message]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Uploads whose passing on ends at any time."""
+"""Uploads whose forwarding ends at any time."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from dedupd.http import upload_body
 
 
 class Source:
-    """Pieces that come when the test says so."""
+    """Pieces that arrive when the test releases them."""
 
     def __init__(self, count=5, error=None):
         self.ready = asyncio.Semaphore(0)
@@ -41,7 +41,7 @@ async def use(upload, found):
 
 
 async def begin(body, upload, count):
-    """A user that has got so many pieces and waits for the next."""
+    """Begin a user that has this many pieces and waits for the next one."""
     found = []
     task = asyncio.create_task(use(upload, found))
     body.release(count)
@@ -52,7 +52,7 @@ async def begin(body, upload, count):
 
 
 async def begin_and_cancel(body, upload, count):
-    """A user that has got so many pieces, and was cancelled."""
+    """Begin a user that has this many pieces, and cancel it."""
     task, _ = await begin(body, upload, count)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -73,7 +73,7 @@ def test_all_pieces():
 
 @pytest.mark.parametrize('count', range(5))
 def test_a_user_that_is_cancelled_leaves_the_rest(count):
-    """Also the piece that it waited for, which comes later."""
+    """The rest includes the piece for which the cancelled user waited."""
     async def scenario():
         body = Source()
         upload = upload_body.Body(body.pieces)
@@ -115,7 +115,7 @@ def test_the_clients_errors_pass():
 
 @pytest.mark.parametrize('count', [0, 3])
 def test_the_end_waits_for_nobody(count):
-    """Neither for a piece that is on its way."""
+    """The end does not wait for a piece that is on its way."""
     async def scenario():
         body = Source()
         upload = upload_body.Body(body.pieces)
