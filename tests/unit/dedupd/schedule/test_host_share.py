@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""This daemon among those that live, and what a helper's scheduler does."""
+"""A daemon's share of the work, and a helper's scheduler."""
 
 import contextlib
 import itertools
@@ -65,7 +65,7 @@ def test_the_options_say_of_which_tasks_it_takes_a_share(join, conf):
     conf.set_override('recompress_codec', 'none', 'dedupd')
     mine.follow()
     assert mine.members() == {0: []}
-    # Whoever takes no part may be asked for all.
+    # A daemon that takes no part still runs the whole task on request.
     assert mine.share('recompress')(7) and mine.share('collect') is None
 
 
@@ -93,7 +93,7 @@ def test_a_daemon_without_a_number_works_alone(path, conf, repo, caplog):
 
 
 def test_a_helper_runs_its_tasks_and_takes_over(path, repo, other, conf):
-    """It runs no other, is asked for none, and then is the maintainer."""
+    """A helper runs its own tasks only, and later becomes the maintainer."""
     text = repositories.noise(
         maintenance.SLOTS * maintenance.BLOCK, 1).hex().encode()
     repositories.put(other, 'text', text)
@@ -135,7 +135,7 @@ def test_a_helper_runs_its_tasks_and_takes_over(path, repo, other, conf):
 
 def test_a_long_task_of_a_helper_ends_when_it_is_needed(
         path, repo, other, conf):
-    """The maintainer dies while a helper scrubs for hours."""
+    """A helper ends its long scrub to replace a dead maintainer."""
     repositories.put(other, 'noise', repositories.noise(1 << 20, 1))
     conf.set_override('scrub_interval', 1, 'dedupd')
     conf.set_override('scrub_rate_mib', 1, 'dedupd')

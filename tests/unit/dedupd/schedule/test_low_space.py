@@ -25,7 +25,7 @@ KEPT = 10 * MIB
 
 @pytest.fixture
 def repo(tmp_path, monkeypatch):
-    """One that is attached to an object store that nobody asks."""
+    """A repository that is attached to an unused object store."""
     path = repositories.create(tmp_path / 'repository',
                                group_slots=256)
     cold_settings.write(path, cold_settings.Settings(
@@ -39,7 +39,7 @@ def repo(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The names of the tasks that ran; none does anything, no scrub ends."""
+    """The names of the tasks that ran; none does work, and no scrub ends."""
     found = []
 
     def noted(name, worker, pace, options, **arguments):
@@ -70,7 +70,7 @@ def test_below_what_is_to_be_free(repo):
     repo.free = 50 * MIB - 1
     assert shortage.look(50 * MIB)
     assert not shortage.look(0)
-    # Storing is refused at KEPT: a group moves before.
+    # The store refuses uploads at KEPT, so a group moves earlier.
     repo.free = KEPT + GROUP - 1
     assert shortage.look(1)
     repo.free = KEPT + GROUP
@@ -84,7 +84,7 @@ def test_a_run_that_freed_too_little_is_not_repeated_at_once(
     assert shortage.look(50 * MIB)
     shortage.ended()
     assert not shortage.look(50 * MIB)
-    # Somebody has filled another group.
+    # An upload has filled another group.
     repo.free -= GROUP
     assert shortage.look(50 * MIB)
     shortage.ended()
@@ -127,7 +127,7 @@ def test_never_by_itself(repo, conf, ran, option):
 
 
 def test_what_was_requested_goes_on_after_a_pause(repo, conf, monkeypatch):
-    """However short the disk is of room, which has groups move, too."""
+    """A requested move continues although low space requires one, too."""
     runs, finish = [], threading.Event()
 
     def run(name, worker, pace, options, **arguments):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When a daemon tries to become the maintainer, and what it logs."""
+"""A daemon's attempts to become the maintainer, and its log of these."""
 
 from oslo_config import cfg
 import pytest
@@ -24,8 +24,8 @@ def takeover(repo):
 
 
 def test_when_to_try(takeover, repo, monkeypatch):
-    assert takeover.is_due()        # nobody is the maintainer
-    assert not takeover.is_due()    # it has just looked
+    assert takeover.is_due()        # there is no maintainer yet
+    assert not takeover.is_due()    # the last attempt was just now
     with monkeypatch.context() as patch:
         patch.setattr(maintainer_takeover, 'TRIAL_INTERVAL', 0)
         with maintenance.maintaining(repo):

@@ -2,7 +2,8 @@
 
 """The maintainer's thread: order, making way, failures, the end.
 
-The repository and the maintainer are real; what the tasks do is the test's.
+The repository and the maintainer are real; the test defines the work of the
+tasks.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def conf():
 
 
 class Tasks:
-    """What the tasks do: by name, what a test wants; else nothing."""
+    """The work of each task as the test defines it; by default none."""
 
     def __init__(self):
         self.log = []
@@ -100,7 +101,7 @@ def test_account_comes_first_and_before_others(repository, conf, done):
 
 
 def test_a_scrub_has_suspects_verified(repository, conf, done):
-    """A repaired image does not count as damaged until the next hour."""
+    """A scrub verifies the suspects, so a repaired image is good at once."""
     path = pathlib.Path(repository.path, 'images', 'image')
     content = path.read_bytes()
     with running(repository, conf) as scheduler:
@@ -133,7 +134,7 @@ def test_requests_are_joined_while_they_wait(repository, conf, done):
 
 def test_a_request_joins_a_job_that_is_about_to_begin(
         repository, conf, done, monkeypatch):
-    """It was taken from the queue, and its first step has not come."""
+    """A request joins a job that has left the queue but has not begun."""
     conf.set_override('scrub_interval', 3600, 'dedupd')
     taken, requested = threading.Event(), threading.Event()
     begin = maintainer_thread.Scheduler._begin
@@ -154,7 +155,7 @@ def test_a_request_joins_a_job_that_is_about_to_begin(
 
 
 def test_each_request_has_its_own_result(repository, conf, done):
-    """Also when it is asked for after others have run."""
+    """A request's result stays available after later runs."""
     with running(repository, conf) as scheduler:
         def run(**arguments):
             number = scheduler.request('collect', **arguments)
@@ -166,7 +167,7 @@ def test_each_request_has_its_own_result(repository, conf, done):
                 for number in numbers] == numbers
         assert scheduler.task('collect')['last']['number'] == numbers[-1]
         later = [run() for _ in range(task_records.KEPT)]
-        # Who comes that late gets the oldest that is kept.
+        # A client this late gets the oldest result that is left.
         last = scheduler.wait('collect', numbers[0], 0)['last']['number']
         assert last == later[0]
 
@@ -186,7 +187,7 @@ def test_intervals(repository, conf, done):
 @pytest.mark.parametrize('interval', [0, 3600])
 def test_a_collection_ends_the_intent_in_time(repository, conf, done,
                                               interval):
-    """Whether or not one is due by then."""
+    """A collection ends the intent on time, whether or not one is due."""
     turns = [time.monotonic() + 0.2, time.monotonic() + 0.4]
 
     def work(maintainer, pace, **arguments):
@@ -201,7 +202,7 @@ def test_a_collection_ends_the_intent_in_time(repository, conf, done,
         scheduler.request('collect')
         wait_for(lambda: scheduler.task('collect')['runs'] >= 3)
         wait_for(lambda: scheduler.task('collect')['state'] == 'idle')
-        # That is decided after the run has ended.
+        # The scheduler decides this after the run has ended.
         wait_for(lambda: (scheduler.task('collect')['next'] or float('inf'))
                  > time.time() + 1000)
         assert (scheduler.task('collect')['next'] is None) == (not interval)
@@ -246,7 +247,7 @@ def test_a_scrub_makes_way_and_goes_on(repository, conf, done):
         status = scheduler.wait('scrub', again, LIMIT)
         assert status['last']['result']['blocks'] == 7
         assert status['runs'] == 1
-        # It goes on, and is not begun anew.
+        # The task continues, and does not begin again.
         assert calls == [{'full': True}, {}, {}]
         assert [e for e in scheduler.events if e[1] == 'scrub'] == [
             ('start', 'scrub', {'full': True}),
@@ -266,7 +267,8 @@ def test_recompression_goes_on_as_it_was_asked(repository, conf, done):
     with running(repository, conf) as scheduler:
         number = scheduler.request('recompress', codec='zstd', level=9)
         wait_for(lambda: len(calls) == 1)
-        # A later request of the task waits, another task's does not.
+        # A later request of the task waits; a request of another task does
+        # not.
         plan = scheduler.request('recompress', dry_run=True)
         scheduler.wait('merge', scheduler.request('merge'), LIMIT)
         status = scheduler.wait('recompress', plan, LIMIT)
@@ -277,7 +279,10 @@ def test_recompression_goes_on_as_it_was_asked(repository, conf, done):
 
 
 def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):
-    """A scrub goes on though recompression is due; not the other way."""
+    """A running task does not give way to a due task of lower rank.
+
+    A scrub continues although recompression is due, but not vice versa.
+    """
     log = []
 
     due = threading.Event()
@@ -378,7 +383,7 @@ def test_a_failure_is_told_and_the_rest_goes_on(repository, conf, done):
 
 
 def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
-    """Whoever waits for a task, and then asks, sees what it did."""
+    """The status contains a task's effect as soon as the task has ended."""
     def free(maintainer, pace, **arguments):
         group = os.path.join(repository.path, 'groups', '00000001')
         os.truncate(group, os.stat(group).st_size + (1 << 30))
@@ -391,7 +396,8 @@ def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
     with running(repository, conf) as scheduler:
         control = operations.Control(repository, scheduler)
         with contextlib.closing(scheduler.figures):
-            # In the watcher's thread, as soon as the end is told.
+            # The watcher's thread runs this as soon as it is notified of the
+            # end.
             seen = []
             scheduler.watchers.append(lambda: seen.append(
                 (scheduler.task('collect')['finished'],
@@ -416,7 +422,7 @@ class Trouble(Result):
 
 
 def test_what_a_run_could_not_do_is_an_error(repository, conf, done):
-    """Also if the run itself ended well; and each is told once."""
+    """A run that succeeds but leaves work undone adds an error, each once."""
     done.work = {
         'collect': lambda *a, **k: Trouble(refused='a recipe is bad'),
         'scrub': lambda *a, **k: Trouble(
@@ -475,7 +481,7 @@ def test_the_end_of_the_daemon_is_no_failure(repository, conf, done):
 
 
 def test_the_last_whole_pass_is_not_forgotten(repository, conf, done):
-    """Neither by a pass that cannot end, nor by the end of the daemon."""
+    """The last whole pass survives an incomplete pass and a restart."""
     @dataclasses.dataclass
     class Result:
         complete: bool
@@ -494,7 +500,7 @@ def test_the_last_whole_pass_is_not_forgotten(repository, conf, done):
 
 
 def test_a_dry_run_is_no_success(repository, conf, done):
-    """Or nobody would be told that nothing is collected."""
+    """A dry run does not count as success, so the alarm stays effective."""
     with running(repository, conf) as scheduler:
         scheduler.wait('collect', scheduler.request('collect', dry_run=True),
                        LIMIT)
@@ -502,7 +508,7 @@ def test_a_dry_run_is_no_success(repository, conf, done):
 
 
 def test_a_pass_that_did_not_end_is_no_success(repository, conf, done):
-    """Or a scrub that never gets to the end would not be overdue."""
+    """An incomplete pass does not count, so such a scrub becomes overdue."""
     @dataclasses.dataclass
     class Result:
         complete: bool
@@ -529,7 +535,7 @@ def test_a_bad_catalog_is_made_anew(repository, conf, done):
 
 
 def test_a_sample_meets_a_bad_catalog(repository, conf, done, monkeypatch):
-    """No task follows it for a while."""
+    """A catalog that cannot be read is replaced before the next task."""
     def fail(catalog_, *arguments):
         if catalog_ is first:
             raise database.CatalogError('the history cannot be read')
@@ -557,7 +563,7 @@ def test_stop_ends_a_task_between_steps(repository, conf, done):
         assert scheduler.task('collect')['finished'] == number
         with pytest.raises(maintainer_thread.NotMaintainer):
             scheduler.request('collect')
-    # The lock is free.
+    # The lock is free again.
     maintainer_role.Maintainer(repository).close()
 
 
@@ -578,7 +584,10 @@ def test_reader_takes_over(repository, conf, done, monkeypatch):
 
 def test_a_maintainer_that_had_a_successor(repository, conf, done,
                                            monkeypatch):
-    """The server dropped its locks; somebody else has opened the catalog."""
+    """The maintainer is cut off and opens the catalog again.
+
+    The server dropped its locks, and another process has opened the catalog.
+    """
     monkeypatch.setattr(maintainer_takeover, 'TRIAL_INTERVAL', 0.05)
 
     def work(maintainer, pace, **arguments):
@@ -605,7 +614,7 @@ def test_a_maintainer_that_had_a_successor(repository, conf, done,
 
 
 def test_stop_during_a_rebuild(repository, conf, done, monkeypatch):
-    """N2.4: the next start begins it anew; so it can be left at once."""
+    """N2.4: a stop leaves a rebuild at once; the next start begins again."""
     begun, release = threading.Event(), threading.Event()
     real = maintainer_thread.Scheduler._opening
 
@@ -670,7 +679,7 @@ def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
 
 
 def test_mark_lost_waits_once(repository, monkeypatch):
-    """Also if it begins, and takes long: it goes on by itself."""
+    """The call waits once; a task that has begun continues by itself."""
     waits = []
 
     class Event(threading.Event):
@@ -682,7 +691,7 @@ def test_mark_lost_waits_once(repository, monkeypatch):
     monkeypatch.setattr(operations, 'threading',
                         types.SimpleNamespace(Event=Event))
     scheduler = mock.Mock()
-    scheduler.withdraw.return_value = False     # it has begun
+    scheduler.withdraw.return_value = False     # the task has begun
     control = operations.Control(repository, scheduler)
     with pytest.raises(exceptions.BusyError, match='it goes on'):
         control.mark_lost('image')
@@ -694,12 +703,12 @@ def test_mark_lost_waits_once(repository, monkeypatch):
 @pytest.mark.parametrize('row', registry.TASKS.values(),
                          ids=registry.TASKS.keys())
 def test_a_task_has_the_options_that_its_row_names(row):
-    """A reload is enough to change them."""
+    """A reload is enough to change a task's options."""
     known = {option.dest: option for option in opts.dedupd_opts}
     named = [row.interval] * isinstance(row.interval, str) + (
         [row.rate] * bool(row.rate))
     assert all(known[name].mutable for name in named)
-    # None without a row that names it.
+    # No option exists without a row that names it.
     assert {name for name in (f'{row.name}_interval', f'{row.name}_rate_mib')
             if name in known} == {*named}
     assert set(row.not_again) <= set(row.arguments)
@@ -730,7 +739,7 @@ def test_a_row_takes_arguments(name, arguments):
 # -- the pace -----------------------------------------------------------------
 
 def test_a_changed_rate_ends_the_wait(repository):
-    """A long wait for a slow pace is not waited to its end."""
+    """A changed rate ends a long wait for a slow pace."""
     pace = pacing.Pace(rate=1)
     threading.Timer(0.1, setattr, (pace, 'rate', None)).start()
     since = time.monotonic()

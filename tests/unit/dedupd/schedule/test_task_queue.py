@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The choice of the next task: no thread, no repository."""
+"""The choice of the next task, without threads and without a repository."""
 
 import time
 
@@ -36,7 +36,7 @@ def started(job):
 
 
 def order(queue):
-    """The names of all jobs, in the order in which they would run."""
+    """Return the names of all jobs, in the order in which they would run."""
     found = []
     while (job := queue.take()) is not None:
         found.append(job.name)
@@ -89,7 +89,7 @@ def test_a_suspended_job_waits_for_what_it_made_way_for(queue):
     queue.put('account')
     assert queue.take() is scrub
     assert queue.take() is recompress
-    # A scrub goes on without beginning again; a dry run stays one.
+    # A scrub continues without beginning again; a dry run stays a dry run.
     assert (scrub.arguments, recompress.arguments) == ({}, {'dry_run': True})
     assert queue.take().name == 'recompress'
 
@@ -104,7 +104,8 @@ def test_a_request_joins_what_has_begun(queue):
     queue.suspend(running)
     assert queue.request('scrub', {}, None) is running
     assert running.number == 3
-    # Somebody waits for it, so nobody else's scrub makes it superfluous.
+    # A client waits for this scrub, so another client's scrub does not replace
+    # it.
     queue.drop_suspended('scrub')
     assert queue.take() is running
     assert queue.take().arguments == {'full': True}
@@ -131,7 +132,7 @@ def test_requests_of_one_task_end_in_their_order(queue):
 
 
 def test_a_job_makes_no_way_for_a_run_that_does_the_same(queue):
-    """Not even if that is urgent."""
+    """A job does not make way for an equal run, even for an urgent one."""
     job = started(task_queue.Job('recompress', 1, {'level': 3}))
     queue.hurry('recompress')
     assert not queue.makes_way(job)
@@ -150,7 +151,7 @@ def test_what_is_due_goes_on_where_it_was_suspended(queue):
 
 
 def test_a_dry_run_is_no_run(queue):
-    """It makes way for one that is urgent, and is joined by no request."""
+    """A dry run makes way for an urgent run, and no request joins it."""
     plan = started(task_queue.Job('recompress', 1, {'dry_run': True}))
     assert queue.request('recompress', {}, plan) is not plan
     queue.hurry('recompress')
@@ -158,7 +159,10 @@ def test_a_dry_run_is_no_run(queue):
 
 
 def test_a_task_that_never_makes_way_runs_again(queue):
-    """Images that came meanwhile may concern the second run only."""
+    """A request during such a run gets a run of its own.
+
+    New images may concern the second run only.
+    """
     running = started(task_queue.Job('collect'))
     job = queue.request('collect', {}, running)
     assert job is not running
@@ -193,7 +197,7 @@ def test_a_hurried_task_goes_before_what_makes_way(queue, conf):
     tiering.hurry('tier')
     assert tiering.makes_way(scrub)
     assert order(tiering) == ['tier']
-    # It is as any other from then on.
+    # From then on it is like any other task.
     tiering.put('tier', 0)
     assert not tiering.makes_way(scrub)
     conf.set_override('tier_interval', 0, 'dedupd')
@@ -204,7 +208,7 @@ def test_a_hurried_task_goes_before_what_makes_way(queue, conf):
 
 @pytest.mark.parametrize('interval', [0, 1000])
 def test_a_collection_by_a_moment(queue, conf, interval):
-    """Collections that are due at intervals, and those that are not."""
+    """A collection can get an earlier date, with and without an interval."""
     conf.set_override('collect_interval', interval, 'dedupd')
     queue.begin()
     before = queue.due('collect')

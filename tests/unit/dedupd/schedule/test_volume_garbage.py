@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What volumes have left: counted once, and collected early."""
+"""Bytes that volumes have freed are counted once and collected early."""
 
 import contextlib
 import time
@@ -43,7 +43,7 @@ def volume(repo):
 
 
 def leave(repo, image_id, size, seed):
-    """Store so many bytes under an id, and delete it as an owner does."""
+    """Store this many bytes under an id, and delete it as an owner does."""
     volume_writer.store_recipe(repo, image_id, noise(size, seed))
     repo.handle().delete(image_id)
 
@@ -61,7 +61,7 @@ def test_only_what_editions_stored_counts(repo, volume):
         assert MIB <= once < MIB + 10000
         found.look()
         assert found.bytes == once
-        # Of equal bytes nothing is stored again.
+        # Equal bytes are not stored again.
         volume_writer.store_recipe(repo, volume.recipe(1, 1), noise(MIB, 3))
         leave(repo, volume.recipe(1, 2), MIB, 3)
         found.look()
@@ -147,7 +147,7 @@ def test_a_collection_runs_early(repo, volume, conf, log):
         assert 'collect' not in log
         leave(repo, volume.recipe(0, 2), MIB // 2, 2)
         wait_for(lambda: scheduler.tasks()['collect']['runs'])
-        # It begins at zero again.
+        # The count begins at zero again.
         leave(repo, volume.recipe(0, 3), MIB // 2, 3)
         time.sleep(0.3)
         assert log.count('collect') == 1
@@ -156,7 +156,7 @@ def test_a_collection_runs_early(repo, volume, conf, log):
 
 
 def test_what_accounting_removes_counts(repo, volume, conf, log, monkeypatch):
-    """The look comes before each task."""
+    """The scheduler counts these bytes before each task."""
     monkeypatch.setattr(maintainer_thread, 'LOOK_INTERVAL', 3600)
     with running(repo, conf) as scheduler:
         leave(repo, volume.recipe(0, 1), 2 * MIB, 1)
