@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Ranges, lots, tokens: what the functional tests cannot see of them."""
+"""Ranges, lots and tokens that the functional tests cannot observe."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ def bytes_of(ranges):
 
 
 class Coming:
-    """A Reading, of which all is here once so many bytes were read."""
+    """A reading that is complete once this many bytes were read."""
 
     def __init__(self, data, whole_at):
         self.data, self.whole_at = data, whole_at
@@ -69,7 +69,7 @@ class Coming:
 @pytest.mark.parametrize('proven,whole_at', [
     (False, 1 << 30), (False, 2 << 20), (False, 0), (True, 1 << 30)])
 def test_what_was_sent_can_be_proven(pours, begin, proven, whole_at):
-    """However it was sent; nothing is hashed that needs no proof."""
+    """The digest covers all sent bytes as long as these need a proof."""
     data = repositories.noise((5 << 20) + 3, 1)
     image, chance = Coming(data, whole_at), random.Random(2)
     course = image_handlers.Course(image, begin, len(data), proven=proven)
@@ -141,13 +141,13 @@ def glance():
 def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
     async def run():
         checker = glance_tokens.Tokens(glance.url)
-        # At once: asked once.
+        # Calls at the same time cause one request.
         await asyncio.gather(*(checker.check('t', 'a') for _ in range(20)))
         await checker.check('t', 'a')
         assert glance.asked == 1
         await checker.check('t', 'b')
         await checker.check('u', 'a')
-        # Neither part of the key can be taken for the other.
+        # The parts of the key cannot be confused.
         await checker.check('ta', '')
         assert glance.asked == 4
         glance.status = 403
@@ -178,7 +178,10 @@ def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
 
 
 def test_no_more_than_so_many_are_asked(glance, monkeypatch):
-    """Whoever sends made-up tokens must not fill the memory."""
+    """The number of requests at once is limited.
+
+    Otherwise a client could fill the memory with false tokens.
+    """
     monkeypatch.setattr(glance_tokens, 'MAX_REQUESTS', 3)
 
     async def run():
@@ -211,11 +214,11 @@ def test_what_is_not_a_yes(glance, status, wanted):
 @pytest.mark.parametrize('record,found', [
     ({'os_hash_algo': 'SHA512', 'os_hash_value': 'AB' * 64},
      hashes.Hash('sha512', 'ab' * 64)),
-    # Of an old image.
+    # an old image
     ({'checksum': 'c' * 32}, hashes.Hash('md5', 'c' * 32)),
     ({'os_hash_algo': 'sha512', 'os_hash_value': None, 'checksum': 'c' * 32},
      hashes.Hash('md5', 'c' * 32)),
-    # The better one is there, and is not known: the other one does not do.
+    # The better hash is there but unknown, so the other one is not used.
     ({'os_hash_algo': 'new', 'os_hash_value': 'a', 'checksum': 'c' * 32},
      None),
     ({'os_hash_algo': 'shake_128', 'os_hash_value': 'aa'}, None),

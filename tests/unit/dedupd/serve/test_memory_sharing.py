@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The daemon's side of shared memory, for what needs exact moments.
+"""The daemon's side of shared memory, for cases that need exact moments.
 
-``functional/test_shared_memory.py`` has the rest.
+The other tests are in ``functional/test_shared_memory.py``.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ DATA = repositories.noise(20 * PIECE)
 
 
 class Image:
-    """What a `Present` reading uses; a read waits until it may go on."""
+    """An image for a `Present` reading; its reads wait for the test."""
 
     def __init__(self):
         self.size = len(DATA)
@@ -65,7 +65,7 @@ def run(check, **limits):
 
 @contextlib.contextmanager
 def connected():
-    """A stream of the daemon's, and the client's socket."""
+    """Return a stream of the daemon and the client's socket."""
     here, there = socket.socketpair()
     here.setblocking(False)
     there.settimeout(30)
@@ -74,7 +74,7 @@ def connected():
 
 
 async def served(session, stream):
-    """Run a session as a connection does; the bytes of each turn."""
+    """Run a session as a connection does and return the bytes of each turn."""
     turns: list[int] = []
     try:
         with contextlib.suppress(streams.Disconnected):
@@ -91,7 +91,7 @@ def test_m4_what_is_offered_is_bounded():
         found = [s for s in sessions if s is not None]
         assert len(
             found) * memory_sharing.MEMORY_BYTES == memory_sharing.SHARED_BYTES
-        # Even if none has begun.
+        # The limit holds even if no session has begun.
         await found[0].aclose()
         await found[0].aclose()
         found[0] = made.offer(image, len(DATA))
@@ -129,7 +129,7 @@ def test_images_that_arrive_are_not_offered():
 
 
 def test_m3_the_connection_ends_before_the_memory_is_taken_back(monkeypatch):
-    """Also if it is cut off while a thread reads into the memory."""
+    """The order holds if the connection breaks while a thread reads."""
     released = []
     release = memory_sharing.Memory.release
 
@@ -148,7 +148,7 @@ def test_m3_the_connection_ends_before_the_memory_is_taken_back(monkeypatch):
                 await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.sleep(0.05)
-            # The thread has the memory still.
+            # The thread still uses the memory.
             assert not released and not image.closed
             image.may_read.set()
             with pytest.raises(asyncio.CancelledError):

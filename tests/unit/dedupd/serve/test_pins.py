@@ -25,7 +25,7 @@ def holds(repo):
 
 
 def require_readable(lease, data=DATA):
-    """All of it is described, and its blocks are there."""
+    """Require that all of the image is described and its blocks are there."""
     assert lease.size == len(data)
     assert lease.describe(0)
     end = 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Replicas whose sender's connection broke: what its old requests may do."""
+"""Old requests for a replica after its sender's connection broke."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from tests.support import repositories
 BLOCK = 512
 LIMIT = 60
 SENDER = 'ab' * 16
-#: Nobody but the repository's owner.
+#: Only the repository's owner has rights.
 NOBODY = upload_rights.Rights({
     right.option: [] for right in upload_rights.RIGHTS})
 
 
 @pytest.fixture
 def sites(tmp_path):
-    """The repositories that send and receive."""
+    """Create the repositories that send and receive."""
     paths = [repositories.create(tmp_path / name, block_size=BLOCK)
              for name in ('home', 'away')]
     with contextlib.ExitStack() as stack:
@@ -45,10 +45,11 @@ async def offer(receiving, token, lot):
 
 
 def test_an_old_request_during_a_new_beginning(sites, monkeypatch):
-    """It is refused: the beginning says where the sender goes on.
+    """An old request is refused during a new beginning.
 
-    Were it taken, the receiver would be further than the sender knows, and
-    refuse what the sender offers next.
+    The beginning reports the offset at which the sender continues. If the
+    receiver accepted the old request, it would be ahead of that offset and
+    would refuse the sender's next lot.
     """
     home, away = sites
     repositories.put(home, 'image', repositories.noise(100 * BLOCK))
@@ -77,7 +78,7 @@ def test_an_old_request_during_a_new_beginning(sites, monkeypatch):
         await asyncio.to_thread(entered.wait, LIMIT)
         old = asyncio.create_task(
             offer(receiving, first['replica'], sending.lots[0]))
-        await asyncio.sleep(0)          # it is refused now, or waits
+        await asyncio.sleep(0)          # the request is refused now, or waits
         leave.set()
         with pytest.raises(messages.HTTPError) as caught:
             await old
@@ -95,7 +96,10 @@ def test_an_old_request_during_a_new_beginning(sites, monkeypatch):
     ('p3', scopes.of_project('p1')), ('', scopes.of_project('p1')),
     ('p3', b'\x01' * 16)])
 def test_image_in_the_scope_of_another_project(sites, project, scope):
-    """Its blocks were compared with those of the other project."""
+    """An image in another project's scope is refused.
+
+    Its blocks were compared with those of that project.
+    """
     home, away = sites
     repositories.put(home, 'image', repositories.noise(10 * BLOCK))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is refused before anything is received or uploaded."""
+"""Requests that are refused before any byte is received or uploaded."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ UPLOAD = 'u_' + '2f64116cfa706c0e' * 2
 
 
 def refused(body, image_id=UPLOAD, upstream=object()):
-    """The status of the answer; nothing was claimed."""
+    """Return the status of the answer and require that no claim is made."""
     handler = replica_uploads.Uploads(None, None, upstream)
     request = messages.Request('POST', {}, {}, messages.Peer(0), body)
     with pytest.raises(messages.HTTPError) as caught:
@@ -41,7 +41,7 @@ def test_bad_bodies(body):
 @pytest.mark.parametrize('image_id', [
     IMAGE, 'image', 'u_', UPLOAD + '0', UPLOAD.upper(), 'v_' + UPLOAD[2:]])
 def test_only_uploads(image_id):
-    """No image that somebody may need is deleted."""
+    """Only an upload's id is accepted, so no image in use is deleted."""
     assert refused(body_of(), image_id) == 400
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which names, users and ids the options' items mean."""
+"""The names, users and ids that the options' items match."""
 
 import os
 import pwd
@@ -41,7 +41,7 @@ def may(found, peer, image_id=IMAGE):
     ('u_' + 'AB' * 16, upload_rights.REPLICATE),
     (UPLOAD, upload_rights.UPLOAD),
     (backup('web'), upload_rights.BACK_UP), ('b_web', upload_rights.REPLICATE),
-    # There is no such day.
+    # This day does not exist.
     ('b_web_20260230T000000Z', upload_rights.REPLICATE)])
 def test_which_right_an_id_takes(image_id, right):
     assert upload_rights.needed(image_id) is right
@@ -53,9 +53,9 @@ def test_which_right_an_id_takes(image_id, right):
     ('*.example', 'a.example', True), ('*.example', 'a.b.example', False),
     ('*.example', 'example', False), ('*.example', '.example', False),
     ('*.example', 'a.example.org', False), ('*.example', 'a\0.example', False),
-    # The name of a certificate is no pattern.
+    # A certificate's name does not act as a pattern.
     ('*.example', '*.example', False), ('a.example', '*.example', False),
-    # Nor a user.
+    # A certificate's name does not act as a user.
     ('user:0', 'user:0', False)])
 def test_names_of_certificates(item, name, covers):
     found = make(replicate_from=[item])
@@ -88,7 +88,7 @@ def test_users_of_the_socket():
     for owner in (0, os.geteuid()):
         assert all(may(found, messages.Peer(owner), image_id)
                    for image_id in (IMAGE, UPLOAD, backup('mail')))
-    # Without a certificate, over TLS.
+    # Requests over TLS without a certificate have no rights.
     assert not may(found, messages.Peer())
 
 
