@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Until when the daemon's own certificates are valid."""
+"""The expiry dates of the daemon's own certificates."""
 
 import time
 
@@ -37,7 +37,11 @@ def found(tmp_path, cert, mode='store', listen='', to=''):
 
 
 def test_those_that_are_in_use(tmp_path, authority):
-    """Its own comes first in the file, before those of authorities."""
+    """Each certificate in use is listed with its expiry.
+
+    The daemon's own certificate comes first in the file, before those of
+    authorities.
+    """
     path = authority.issue('server')
     with open(path, 'ab') as file:
         file.write(authority.path.read_bytes())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When the disk will be full: what is foretold, and what is not."""
+"""The forecast of the time at which the disk will be full."""
 
 import contextlib
 import logging
@@ -48,18 +48,18 @@ def test_a_straight_line_is_continued(days):
 
 
 def test_samples_of_a_real_history_weigh_the_same():
-    """There are many of the last day: one every five minutes."""
+    """The many samples of the last day have no more weight than older ones."""
     samples = history(lambda day: 10 * GIB * day, 14)
     samples += history(lambda day: 130 * GIB + 10 * GIB * day, 1, every=300)
     assert days_left(samples, 80 * GIB) == pytest.approx(8, rel=0.05)
 
 
 def test_it_does_not_follow_what_comes_and_goes():
-    """Uploads that are deleted again, and collections: as a saw."""
+    """Short-lived uploads and collections do not change the forecast."""
     samples = history(
         lambda day: 100 * GIB + GIB * day + 5 * GIB * (3 * day % 1))
     assert days_left(samples, 30 * GIB) == pytest.approx(30, rel=0.2)
-    # One large upload, an hour ago, does not foretell another.
+    # One large upload an hour ago does not predict another one.
     samples = history(lambda day: 10 * GIB * day
                       + (500 * GIB if day > 13.95 else 0))
     assert days_left(samples, 80 * GIB) == pytest.approx(8, rel=0.1)
@@ -79,10 +79,10 @@ def test_only_the_last_weeks_count():
     history(lambda day: 50 * GIB),                  # nothing grows
     history(lambda day: 500 * GIB - GIB * day),     # it shrinks
     history(lambda day: 50 * GIB + GIB * (day % 1)),    # each day the same
-    # The clock was set back, or forth.
+    # The clock was set back or forward.
     history(lambda day: 10 * GIB * day, 14, until=NOW + 15 * DAY),
     history(lambda day: 10 * GIB * day, 14, until=NOW - 15 * DAY),
-    # Samples of older programs, and damaged ones.
+    # Samples of older versions, and damaged samples.
     [{'time': 1, 'disk_bytes': 7}, {'time': 'x', forecast.USED: 5}, {},
      {'time': None, forecast.USED: 5}, {'time': True, forecast.USED: 5}] * 50,
     [{**sample, forecast.USED: value} for sample, value in zip(
@@ -95,11 +95,11 @@ def test_unknown_is_none(samples):
 
 
 def test_noise_seldom_seems_to_be_growth():
-    """Nor does it hide what there is."""
+    """Noise rarely looks like growth, and does not hide real growth."""
     claims = [days_left(history(noisy(lambda day: 900 * GIB, seed, GIB)),
                         80 * GIB) for seed in range(100)]
     assert sum(claim is not None for claim in claims) <= 12
-    # And if it does, it is slow: nothing that needs anybody's attention.
+    # If noise does look like growth, the predicted date is far away.
     assert all(claim > 60 for claim in claims if claim is not None)
     claims = [days_left(history(noisy(lambda day: 10 * GIB * day, seed,
                                       5 * GIB)), 80 * GIB)
@@ -116,7 +116,7 @@ def test_there_is_no_forecast_of_the_far_future():
 
 
 def test_without_room_it_is_full():
-    """Whatever the history says."""
+    """A disk without room counts as full, whatever the history shows."""
     assert forecast.seconds_left(0, None) == 0
     assert forecast.seconds_left(-5, forecast.Growth(1.0, 1.0)) == 0
     assert forecast.seconds_left(5, None) is None
@@ -148,7 +148,7 @@ def test_trouble_in_words():
 
 
 def test_the_log_has_each_trouble_once(caplog, monkeypatch):
-    """Also if the forecast comes and goes from one sample to the next."""
+    """The log has each problem once, even if the forecast varies."""
     clock = [1000.0]
     monkeypatch.setattr(forecast.time, 'monotonic', lambda: clock[0])
     watch = forecast.Watch('/the/repository')
@@ -166,18 +166,18 @@ def test_the_log_has_each_trouble_once(caplog, monkeypatch):
         '/the/repository: DISK_FULL_SOON: Storing will be refused in ')
     for _ in range(5):
         assert said(space(500, 6 * DAY)) == said(space(500, 8 * DAY)) == []
-    # It becomes worse.
+    # The problem becomes worse.
     assert 'when the reserve is reached' in said(space(40))[0]
     assert 'Storing is refused: 9.0 GiB' in said(space(9, 0))[0]
-    assert said(space(9, 0), 3 * DAY) != []     # nobody looked for long
+    assert said(space(9, 0), 3 * DAY) != []     # after a long pause
     assert said(space(9, 0)) == []
-    # It was over for a day, and is back.
+    # The problem was absent for a day and is back.
     assert said(space(500), 2 * DAY) == []
     assert said(space(9, 0)) != []
 
 
 def test_the_figures_have_it(tmp_path):
-    """From the history in the catalog, so also after a restart."""
+    """The forecast comes from the catalog's history and survives a restart."""
     path = maintenance.create(tmp_path)
     with repositories.open_repository(path) as repo, maintenance.maintaining(
             repo) as maintainer:
@@ -194,7 +194,7 @@ def test_the_figures_have_it(tmp_path):
             assert found.space()['full_in_seconds'] is None
             left = found.foresee()['full_in_seconds']
             assert left == pytest.approx(10 * DAY, rel=0.1)
-            # It stays what it was while the catalog is another's.
+            # The forecast stays if the catalog is gone.
             catalogs[0] = None
             assert found.foresee()['full_in_seconds'] == pytest.approx(
                 left, rel=0.1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The metrics, read back by Prometheus' own parser and held to its rules."""
+"""The metrics, read by Prometheus' own parser and checked by its rules."""
 
 import contextlib
 import pathlib
@@ -18,7 +18,7 @@ from dedupd.status import metrics
 from oslo_config import cfg
 from tests.support import repositories
 
-# Only base units are allowed in names, and only at their end.
+# Names contain only base units, and only at their end.
 _UNITS = ('seconds', 'bytes', 'total', 'info', 'ratio')
 _NOT_BASE = re.compile(
     r'_(ms|milliseconds|minutes|hours|days|kib|mib|gib|kilobytes|megabytes|'
@@ -27,7 +27,7 @@ _NOT_BASE = re.compile(
 
 @pytest.fixture
 def status(tmp_path):
-    """The status of a daemon's parts, without its process."""
+    """Return the status of a daemon's parts, without its process."""
     path = repositories.create(tmp_path / 'repository', group_slots=64)
     conf = cfg.ConfigOpts()
     conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
@@ -41,7 +41,7 @@ def status(tmp_path):
 
 @pytest.fixture
 def full(status):
-    """The same with every figure that can be known."""
+    """Return the same with every figure that can be known."""
     status['space'].update({
         'images': 3, 'backups': 4, 'logical_bytes': 1 << 40, 'zero_bytes': 5,
         'nonzero_bytes': (1 << 40) - 5, 'unique_blocks': 7,
@@ -112,7 +112,7 @@ def test_values(full):
         time.time() + 86400, abs=60)
     assert found['dedupd_certificate_expiry_timestamp_seconds',
                  '[dedupd] tls_cert'] == 1.9e9
-    # Its file cannot be read.
+    # The file cannot be read.
     assert ('dedupd_certificate_expiry_timestamp_seconds',
             '[cache] upstream_cert') not in found
     assert found['dedupd_replication_failed_images',] == 2
@@ -141,7 +141,7 @@ def test_values(full):
 
 
 def test_every_known_figure_is_published(full):
-    """None of the tables leads into nothing, nor is any family empty."""
+    """Each entry of the tables yields a metric, and no family is empty."""
     some = project('one', 1, exclusive_bytes=1, shared_bytes=1,
                    charged_bytes=1)
     names = {family.name for family in parse(full, [some])[1]
@@ -165,14 +165,14 @@ def test_every_metric_is_in_the_guide(full):
 
 
 def test_of_a_real_status(status):
-    """A reader's: without a catalog what it would tell is left out."""
+    """A reader without a catalog leaves out the figures from the catalog."""
     text, families = parse(status)
     found = values(families)
     assert 'NaN' not in text and 'None' not in text
     assert found['dedupd_maintainer',] == 0
     assert found['dedupd_catalog_ready',] == 0
     assert ('dedupd_unique_bytes',) not in found
-    # Nor does it say that nothing is damaged, for it does not know.
+    # The reader also publishes no figures of damage.
     assert ('dedupd_damaged_blocks',) not in found
     assert ('dedupd_damaged_images',) not in found
     assert ('dedupd_damaged_volumes',) not in found
@@ -185,7 +185,7 @@ def test_of_a_real_status(status):
 
 
 def test_rules(full):
-    """What promtool's linter would complain about."""
+    """The metrics follow the rules of promtool's linter."""
     text, families = parse(full)
     names = [family.name for family in families]
     assert len(names) == len(set(names))
@@ -201,7 +201,8 @@ def test_rules(full):
             assert 'dedupd' not in '_'.join(sample.labels)
         words = family.name.split('_')
         for unit in _UNITS:
-            # A unit is the last word, but for the timestamp's and counter's.
+            # A unit is the last word, except for those of timestamps and
+            # counters.
             assert unit not in words[:-1], family.name
         assert family.type in ('gauge', 'counter'), family.name
         assert f'# HELP {family.name}' in text
@@ -223,7 +224,7 @@ def test_projects(full):
     assert found['dedupd_project_logical_bytes', '(none)'] == 200
     assert found['dedupd_project_shared_bytes', 'one'] == 0
     assert found['dedupd_project_charged_bytes', 'one'] == 4
-    # What is not known is left out.
+    # Unknown figures are left out.
     assert ('dedupd_project_charged_bytes', '(none)') not in found
 
 
@@ -236,14 +237,14 @@ def test_a_project_that_is_called_as_ours(full):
 
 
 def test_projects_are_not_named_unless_wanted(full):
-    """Their ids were there, although the guide promised sums without ids."""
+    """Without the option, the metrics contain no ids of projects."""
     text, families = parse(full, [project('one', 30)], are_named=False)
     assert values(families)['dedupd_projects',] == 1
     assert 'dedupd_project_' not in text and '"one"' not in text
 
 
 def test_projects_are_bounded(full):
-    """However many there are; the sum over all stays right."""
+    """The number of projects is limited, and the sum over all stays right."""
     many = [project(f'p{number}', 1000 - number, exclusive_bytes=number)
             for number in range(300)]
     families = parse(full, many)[1]

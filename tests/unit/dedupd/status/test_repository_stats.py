@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the repository holds, in figures."""
+"""The figures on a repository's content."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ pytest_plugins = ['tests.support.object_fixtures']
 
 
 class Watched:
-    """An engine's maintenance that notes whose facts are asked for."""
+    """An engine's maintenance that records the groups whose facts are read."""
 
     def __init__(self, engine, seen):
         self._engine, self._seen = engine, seen
@@ -29,7 +29,7 @@ class Watched:
 
 
 def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
-    """Not only when those of the directories are too old."""
+    """The sums appear as soon as the catalog is available."""
     path = maintenance.create(tmp_path)
     catalogs = []
     with repositories.open_repository(path) as repo:
@@ -41,7 +41,7 @@ def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
             assert found.space()['images'] is None
             catalogs.append(maintainer.catalog)
             assert found.space()['images'] == 1
-            # They are kept for a while.
+            # The sums are cached for a while.
             repositories.put(repo, 'b', maintenance.content(2))
             maintainer.rebuild()
             catalogs.append(maintainer.catalog)
@@ -56,12 +56,12 @@ def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
 
 
 def hit(found):
-    """Which images are said to be damaged."""
+    """Return the damage of each image."""
     return {image['image_id']: image['damaged'] for image in found.images()}
 
 
 def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
-    """A catalog that is being made anew, or is another's, is no good news."""
+    """A figure of damage stays while the catalog is missing or rebuilt."""
     path = maintenance.create(tmp_path)
     catalogs = []
     with repositories.open_repository(path) as repo:
@@ -88,7 +88,7 @@ def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
 
 
 def test_a_recipe_that_cannot_be_read_is_damage(tmp_path):
-    """That is known without a catalog, too."""
+    """An unreadable recipe counts as damage even without a catalog."""
     path = maintenance.create(tmp_path)
     with repositories.open_repository(path) as repo:
         for number, image_id in enumerate(('a', 'b')):
@@ -101,7 +101,7 @@ def test_a_recipe_that_cannot_be_read_is_damage(tmp_path):
 
 
 def test_replaced_images_have_their_own_figures(tmp_path):
-    """The ledger knows only the old one, until the new one is counted."""
+    """The figures of a new image do not come from its predecessor."""
     path = maintenance.create(tmp_path)
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'a', maintenance.content(1))
@@ -118,7 +118,7 @@ def test_replaced_images_have_their_own_figures(tmp_path):
 
 
 def test_images_compared_have_bounded_extents(tmp_path, monkeypatch):
-    """However scattered they are: all of a recipe's runs are in memory."""
+    """Scattered images are left out, since all their runs are in memory."""
     path = maintenance.create(tmp_path)
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'scattered', maintenance.scattered(1, 2))
@@ -135,7 +135,7 @@ def test_images_compared_have_bounded_extents(tmp_path, monkeypatch):
 
 
 def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
-    """Figures from before the end of a task are not given after it."""
+    """Figures from before the end of a task are not returned after it."""
     path = maintenance.create(tmp_path)
     with repositories.open_repository(path) as repo:
         found = repository_stats.Figures(repo, lambda: None)
@@ -144,7 +144,7 @@ def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
             def measure_and_change():
                 space = measure()
                 repositories.put(repo, 'a', maintenance.content(1))
-                found.forget()      # as the task that did so
+                found.forget()      # the task would do this
                 return space
 
             monkeypatch.setattr(found, '_measure', measure_and_change)
@@ -154,7 +154,7 @@ def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
 
 
 def test_metadata_is_part_of_what_is_on_the_disk(tmp_path):
-    """Also when everything was deleted, and groups are holes."""
+    """The size on the disk includes metadata after all images are deleted."""
     path = repositories.create(tmp_path / 'r', group_slots=32768)
     with (repositories.open_repository(path) as repo,
           maintenance.maintaining(repo) as maintainer):
@@ -170,7 +170,10 @@ def test_metadata_is_part_of_what_is_on_the_disk(tmp_path):
 
 
 def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):
-    """As the command line has it of images; zeros are no merit."""
+    """Zeros do not count as saved bytes.
+
+    The command line counts images in the same way.
+    """
     path = maintenance.create(tmp_path)
     data = b''.join([maintenance.content(1, blocks=400)] * 4)
     with repositories.open_repository(path) as repo:
@@ -187,7 +190,7 @@ def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):
 
 
 def test_what_is_in_objects_is_not_saved(tmp_path, server, monkeypatch):
-    """Each group's file is read once, and again when it has changed."""
+    """Each group's file is read once, and again after a change."""
     cold = cold_repositories.ColdRepository(
         tmp_path / 'r', server, server.url, group_slots=256)
     cold.put('a', repositories.noise(1 << 20, 1))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Damage that users meet is known before the next scrub."""
+"""Damage that a user's read finds is known before the next scrub."""
 
 import contextlib
 import pathlib
@@ -30,7 +30,7 @@ def watched(repo):
 
 
 class Broken:
-    """An image whose recipe is damaged, until it is mended."""
+    """An image whose recipe is damaged until the test repairs it."""
 
     def __init__(self, repo, name):
         self.path = pathlib.Path(repo.path, 'images', name)
@@ -56,7 +56,7 @@ def test_a_read_that_fails(repo, watched):
         assert watched.failed_reads == number
     broken.mend()
     repositories.eventually(lambda: not watched.images())
-    assert watched.failed_reads == 2        # the verification is no user
+    assert watched.failed_reads == 2        # the verification is no user's
 
 
 def test_an_image_that_is_deleted(repo, watched):
@@ -68,7 +68,7 @@ def test_an_image_that_is_deleted(repo, watched):
 
 
 def test_a_deleted_image_is_no_suspect_at_once(repo, watched, monkeypatch):
-    """It counts as damaged neither until the next hour nor for the limit."""
+    """A deleted image stops counting as damaged, and frees its place."""
     monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
     monkeypatch.setattr(suspects, 'IMAGES', 1)
     Broken(repo, 'bad')
@@ -85,7 +85,7 @@ def test_a_deleted_image_is_no_suspect_at_once(repo, watched, monkeypatch):
 
 
 def test_an_image_is_verified_on_request(repo, watched, monkeypatch):
-    """An operator who repaired it need not wait for the next hour."""
+    """A request verifies a repaired image before the next hour."""
     monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
     broken = Broken(repo, 'bad')
     with pytest.raises(exceptions.DamagedError):
@@ -99,7 +99,7 @@ def test_an_image_is_verified_on_request(repo, watched, monkeypatch):
 
 
 def test_a_request_while_the_image_is_read(repo, watched, monkeypatch):
-    """It is read once more: what was read may be older than the repair."""
+    """The image is read again, since the first read may predate the repair."""
     monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
     results = [False, True]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The last errors: bounded, each once, in order."""
+"""The last errors: limited in number, each once, in order."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How tasks did before: a file that anybody may have written."""
+"""The history of tasks, in a file that any process may have written."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def last(**fields):
 
 
 def written(path, **fields):
-    """The file's content with other fields; its checksum is right."""
+    """Write the file with other fields and a valid checksum."""
     facts = {'name': 'collect', 'last': last(), 'last_success': 1e9 + 5,
              'last_error': None}
     for key, value in fields.items():
@@ -55,7 +55,7 @@ def test_what_was_noted_is_there_for_the_next(path):
         'last': run, 'last_success': 1e9 + 5, 'last_success_run': run}
     assert other.facts('scrub')['last_success'] is None
     assert other.facts('merge') == NOTHING
-    # A last success is not forgotten by a failure after it.
+    # A later failure does not remove the last success.
     for at in (1e9 + 6, 1e9 + 7):
         other.note('collect', last(error='again', result=None, finished=at),
                    None)
@@ -86,7 +86,7 @@ def test_it_is_bounded(path):
 
 
 def test_older_versions_read_a_file_of_good_runs(path):
-    """They take no field that they do not know."""
+    """A file of good runs has no field that older versions reject."""
     one = task_history.Past(path)
     one.note('scrub', last(), last())
     one.note('collect', last(error='no'), None)
@@ -96,7 +96,7 @@ def test_older_versions_read_a_file_of_good_runs(path):
 
 
 def test_what_is_from_the_future_is_from_now(path):
-    """Or an alarm would wait until then."""
+    """A date in the future counts as now, so alarms are not delayed."""
     written(path, last_success=time.time() + 1e6)
     one = task_history.Past(path)
     one.load(NAMES)
@@ -147,7 +147,7 @@ def test_a_file_that_is_none(path, caplog, content):
 @pytest.mark.parametrize('make', (
     os.mkdir, os.mkfifo, lambda path: os.symlink('/dev/zero', path)))
 def test_what_is_no_file(path, caplog, make):
-    """Neither is anything waited for, nor a link followed."""
+    """A path that is no regular file is neither followed nor waited for."""
     make(path / task_history.NAME)
     one = task_history.Past(path)
     assert one.load(NAMES) == []

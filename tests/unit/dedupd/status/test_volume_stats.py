@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The figures of volumes: from heads, from servers, and from hostile ones."""
+"""The figures of volumes: from heads, servers and hostile servers."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def figures(repo):
 
 
 def of(repo):
-    """New figures: they know nothing of before."""
+    """Return new figures without a cache."""
     return volume_stats.VolumeFigures(
         repo, lambda: repository_stats.journals(repo.path))
 
@@ -77,7 +77,7 @@ def test_of_a_volume_that_nobody_uses(repo, figures):
 
 
 def test_directories_are_measured_once(repo, monkeypatch):
-    """The sums of the space, and the figures of volumes, have one source."""
+    """The sums and the figures of volumes use the same measurement."""
     make(repo, 'one')
     make(repo, 'two')
     monkeypatch.setattr(repository_stats, '_FRESH', LIMIT)
@@ -102,7 +102,7 @@ def test_directories_are_measured_once(repo, monkeypatch):
 
 
 def test_the_share_that_was_stored_already(repo, figures):
-    """Of the bytes that are not zero: zeros are no merit."""
+    """The percentage of duplicates ignores zeros."""
     make(repo)
     assert only(figures)['duplicate_percent'] is None
     data = repositories.noise(64 << 10, 1)
@@ -133,7 +133,10 @@ def test_of_a_volume_that_is_served(repo, figures):
 
 
 def test_of_an_owner_that_has_no_server(repo, figures):
-    """A command, or a server on another host: the head has to do."""
+    """Without an answer, the figures come from the volume's head.
+
+    The owner is a command, or a server on another host.
+    """
     make(repo)
     with volume_servers.serving(repo, 'disk', answers=False) as volume:
         volume.write(b'x' * 1000, 0)
@@ -160,7 +163,7 @@ def test_broken_volumes(repo, figures):
 
 
 def test_volumes_that_are_not_whole(repo, figures):
-    """One without a journal is none yet, or none any more."""
+    """A volume without a journal is left out."""
     os.mkdir(os.path.join(repo.path, 'volumes/begun'))
     assert figures.all() == []
     assert figures.sums()['size_bytes'] == 0
@@ -172,7 +175,7 @@ def test_a_repository_without_volumes(tmp_path):
         assert of(repo).sums()['broken'] == 0
 
 
-# -- servers that may not be trusted ------------------------------------------
+# -- servers that cannot be trusted -------------------------------------------
 
 ANSWERS = {
     'silence': lambda client: client.recv(1),
@@ -188,7 +191,10 @@ ANSWERS = {
 
 @pytest.mark.parametrize('answer', ANSWERS.values(), ids=ANSWERS.keys())
 def test_servers_that_do_not_answer(repo, figures, answer):
-    """The head has to do, soon."""
+    """A server that does not answer delays the figures only briefly.
+
+    The figures come from the volume's head.
+    """
     make(repo)
     with volume_servers.serving(repo, 'disk', answer=answer):
         began = time.monotonic()
@@ -199,7 +205,7 @@ def test_servers_that_do_not_answer(repo, figures, answer):
 
 
 def test_answers_that_lie(repo, figures):
-    """Numbers stay numbers, and texts short."""
+    """False answers yield valid numbers and short texts."""
     make(repo)
     volume_id = openvolumes.look(repo, 'disk').volume_id
 
@@ -218,7 +224,7 @@ def test_answers_that_lie(repo, figures):
 
 
 def test_the_time_for_all_is_bounded(repo, figures, monkeypatch):
-    """And each server has its turn, however many are hung."""
+    """The time is limited, and each server has its turn in a later call."""
     monkeypatch.setattr(volume_stats, 'ASKING', 0.4)
     monkeypatch.setattr(volume_stats, 'PATIENCE', 0.2)
     monkeypatch.setattr(volume_stats, 'FRESH', 0)
@@ -237,7 +243,7 @@ def test_the_time_for_all_is_bounded(repo, figures, monkeypatch):
         began = time.monotonic()
         assert len(figures.all()) == 6
         assert time.monotonic() - began < LIMIT
-        # The first server may answer later than its client has waited.
+        # The first server may answer after its client has stopped waiting.
         repositories.eventually(lambda: asked)
         assert len(set(asked)) < 6
         for _ in range(6):
@@ -246,7 +252,7 @@ def test_the_time_for_all_is_bounded(repo, figures, monkeypatch):
 
 
 def test_nobody_waits_for_another_thread(repo, figures, monkeypatch):
-    """What was found before is better than a thread that hangs."""
+    """A call returns older figures while another thread hangs."""
     make(repo)
     monkeypatch.setattr(volume_stats, 'FRESH', 0)
     monkeypatch.setattr(volume_stats, 'SHARE', 1e9)
