@@ -43,7 +43,7 @@ def test_it_ends_before_it_was_started(path):
 
 
 class Repository:
-    """One that fails as often as it is told."""
+    """A repository whose calls fail as the test prescribes."""
 
     def __init__(self, errors):
         self.errors = errors

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Names of images: hostile ones, hostile answers, and none.
+"""Names of images: hostile names, hostile answers, and no names.
 
-``tests/functional/test_dedupd_names.py`` has them from a real Glance.
+The file ``tests/functional/test_dedupd_names.py`` has names from a real
+Glance.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ LIMIT = 60
 
 @contextlib.contextmanager
 def answering(answer):
-    """The URL of a server that gives this answer to every request."""
+    """Return the URL of a server that gives this answer to every request."""
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -101,7 +102,7 @@ def test_a_list_without_end(repository, tmp_path, monkeypatch):
     json.dumps({'images': [record(name={})]}).encode()])
 def test_an_answer_that_is_none(repository, tmp_path, monkeypatch, caplog,
                                 answer):
-    """It is told once, whatever it says."""
+    """An invalid answer is logged once."""
     names = ask(repository, tmp_path, monkeypatch, answer, times=3)
     assert names.get('x') is None
     assert caplog.text.count('are not requested') == 1

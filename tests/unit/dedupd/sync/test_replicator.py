@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images are taken to another site, when, and how fast."""
+"""The choice, the times and the rate of replication to another site."""
 
 import threading
 import types
@@ -97,7 +97,7 @@ def test_every_option(opt):
         'projects', 'properties', 'rate_mib', 'interval'))
 
 
-# -- what is remembered -------------------------------------------------------
+# -- memory of failures -------------------------------------------------------
 
 def test_waits_grow():
     now = 0.0
@@ -115,7 +115,7 @@ def test_waits_grow():
     assert memory.failed()['a']['times'] == 30
     memory.settle('a')
     assert memory.failed() == {} and memory.choose(['a', 'b']) == ['b']
-    # What is not wanted any more is forgotten, and looked at when it is.
+    # An unwanted image is forgotten, and chosen again once it is wanted.
     assert memory.choose([]) == [] and memory.choose(['a']) == ['a']
     memory.fail('a', 'no')
     assert memory.choose([]) == [] and memory.failed() == {}
@@ -131,7 +131,7 @@ def test_few_failures_are_shown():
 # -- pace ---------------------------------------------------------------------
 
 def test_pace():
-    """As many bytes a second as the rate says, by any clock."""
+    """The pace sends as many bytes a second as the rate allows."""
     now = 0.0
 
     class Stop:
@@ -208,7 +208,10 @@ def test_a_run_that_fails_is_told_and_repeated(thread, monkeypatch):
 
 
 def test_a_repeated_error_is_in_the_status_once(thread, monkeypatch):
-    """Otherwise it would push out the errors of the other tasks."""
+    """A repeated error appears in the status once.
+
+    Otherwise it would push out the errors of the other tasks.
+    """
     def replicate(pace):
         raise OSError(113, 'no route to the other site')
 
@@ -221,7 +224,7 @@ def test_a_repeated_error_is_in_the_status_once(thread, monkeypatch):
 
 
 def test_progress_counts_each_image_once(thread, monkeypatch):
-    """What was sent of an image counted again until the next one's step."""
+    """Progress counts the sent bytes of each image once."""
     sizes = {'a': 100, 'b': 50, 'c': 20}
     records = [record(id=name, size=size) for name, size in sizes.items()]
     seen = []
