@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of accounting put into the spool, and what they look at."""
+"""Spool entries and views that the tests of accounting use."""
 
 import os
 
@@ -17,7 +17,7 @@ def spool(path, kind=''):
 
 
 def make_entry(path, image_id, kind='D'):
-    """What an unfinished delete, or merge, leaves."""
+    """Add the entry that an unfinished delete or merge leaves."""
     name = f'{kind}-{os.urandom(16).hex()}'
     os.link(path / 'images' / image_id, path / 'spool' / name)
     return name

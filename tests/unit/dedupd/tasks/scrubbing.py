@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How the tests of scrubbing damage a repository, and what they look at."""
+"""Damage to a repository, and views of it, for the tests of scrubbing."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def collect(maintainer):
 
 
 def place_of(path, address):
-    """Where in its group's file a block's first byte is, without codec."""
+    """Return the file and offset of a block's first byte, without codec."""
     group, slot = address
     file = repositories.Group(path, group)
     _, _, segment, place = file.entry(slot)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Accounting: what is counted, and the rules N1, N3 and N4."""
+"""Accounting: the counts, and the rules N1, N3 and N4."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ from tests.unit.dedupd.tasks.accounts import spool
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
 
-# -- what is counted ----------------------------------------------------------
+# -- the counts ---------------------------------------------------------------
 
 def test_images_are_counted(maintainer, path, other):
     put(other, 'one', content(1, 2, 1))
@@ -79,7 +79,7 @@ def test_large_batches_are_split(maintainer, other, monkeypatch):
 
 def test_entries_that_somebody_else_removes(
         maintainer, path, other, monkeypatch):
-    """They are settled all the same, and so are those behind them."""
+    """Entries that another process removes are counted, as are later ones."""
     put(other, 'one', content(1))
     put(other, 'two', content(2))
     gone, stays = spool(path, 'T')
@@ -109,7 +109,7 @@ def test_stopping_between_rounds(maintainer, other, monkeypatch):
 # -- N1: the ledger -----------------------------------------------------------
 
 def test_n1_image_deleted_before_it_was_counted(maintainer, path, other):
-    """T and D are both there: neither asks for anything."""
+    """T and D are both in the spool, so the counts do not change."""
     put(other, 'stays', content(1))
     account(maintainer)
     put(other, 'goes', content(1))
@@ -136,7 +136,7 @@ def test_n1_deleted_after_its_entry_was_counted_but_not_unlinked(
 
 @pytest.mark.parametrize('step', range(1, 80, 3))
 def test_n1_everything_may_be_repeated(path, other, step):
-    """Killed at any of its calls, and done again: each counts once."""
+    """After a kill at any call, a second run counts each recipe once."""
     for number in range(3):
         put(other, f'image-{number}', content(number, 9))
     with repositories.open_repository(path) as repo:
@@ -166,7 +166,10 @@ def test_n1_everything_may_be_repeated(path, other, step):
 # -- N3: two lock bytes -------------------------------------------------------
 
 def test_n3_byte_1_is_never_taken_of_a_live_recipe(maintainer, path, other):
-    """A live recipe never refuses a reader."""
+    """The maintainer never takes byte 1 of a live recipe.
+
+    So a live recipe never refuses a reader.
+    """
     put(other, 'image', content(1))
     make_entry(path, 'image')
     make_entry(path, 'image', 'O')
@@ -207,7 +210,7 @@ def test_n4_2_upload_under_way_is_left(maintainer, path, other, write):
 
 
 def test_n4_2_complete_and_not_linked_yet_is_left(maintainer, path, other):
-    """Its writer is just about to link it."""
+    """A complete entry stays while its writer is about to link it."""
     put(other, 'image', content(1))
     os.unlink(path / 'images' / 'image')
     entry, = spool(path, 'T')
@@ -218,7 +221,7 @@ def test_n4_2_complete_and_not_linked_yet_is_left(maintainer, path, other):
 
 @pytest.mark.parametrize('data', [b'', content(1), content(1) * 200])
 def test_n4_2_dead_upload_is_removed(maintainer, path, data):
-    """Nobody holds its locks, so its entry goes (N4.5)."""
+    """An entry whose locks are free is removed (N4.5)."""
     def die():
         with repositories.open_repository(path) as repo:
             transaction = repo.begin('image')
@@ -233,7 +236,7 @@ def test_n4_2_dead_upload_is_removed(maintainer, path, data):
 
 def test_n4_2_the_lock_is_held_until_the_entry_is_unlinked(
         maintainer, path, other):
-    """So that nobody makes a recipe of what was judged dead."""
+    """The lock stays until the unlink, so no process revives a dead entry."""
     put(other, 'image', content(1))
     os.unlink(path / 'images' / 'image')
     entry, = spool(path, 'T')
@@ -248,7 +251,7 @@ def test_n4_2_the_lock_is_held_until_the_entry_is_unlinked(
 
 
 def test_n4_3_committed_between_look_and_lock(maintainer, path, other):
-    """The second look sees that it is an image by now."""
+    """The second check finds that the entry is an image by now."""
     transaction = other.begin('image')
     transaction.write(content(1))
     hook = maintenance.Once('.try_lock', transaction.commit)
@@ -295,7 +298,10 @@ def test_n4_6_unfinished_delete_is_undone(maintainer, path, other, kind):
 
 @pytest.mark.parametrize('kind', ['D', 'O'])
 def test_n4_6_delete_under_way_is_left(maintainer, path, other, kind):
-    """The image would go, and nothing would tell so."""
+    """An entry of a deletion stays while the deletion is in progress.
+
+    Otherwise the image would go, and no entry would record it.
+    """
     put(other, 'image', content(1))
     account(maintainer)
     entry = make_entry(path, 'image', kind)
@@ -316,7 +322,7 @@ def test_n4_6_delete_finished_between_look_and_lock(maintainer, path, other):
     looks = []
 
     def hook(name, arguments, before):
-        # After the second look, just before the image lock is tried.
+        # This is after the second check and before the image lock is tried.
         if name.endswith('.live') and not before:
             looks.append(name)
             if len(looks) == 2:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Accounting: damaged recipes, and catalogs that do not add up."""
+"""Accounting: damaged recipes, and catalogs with wrong sums."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def test_damage_that_goes_away(maintainer, path, other, at):
 
 @pytest.mark.parametrize('at', [BODY, HEADER])
 def test_live_counted_and_damaged_goes_on(maintainer, path, other, at):
-    """What it needs is counted already."""
+    """The damaged recipe causes no warning, since it is counted already."""
     put(other, 'bad', content(1))
     with pytest.raises(maintenance.Killed):
         account(maintenance.watch(maintainer, maintenance.Once(
@@ -79,7 +79,7 @@ def quarantined(path):
 
 @pytest.mark.parametrize('at', [BODY, HEADER])
 def test_deleted_counted_and_damaged(maintainer, path, other, at):
-    """What is to be un-counted is not known: the catalog is made anew."""
+    """A damaged recipe that cannot be un-counted causes a rebuild."""
     put(other, 'bad', content(1, 2))
     put(other, 'good', content(2))
     account(maintainer)
@@ -111,7 +111,10 @@ def test_deleted_uncounted_and_damaged(maintainer, path, other, at):
 
 
 def test_zeroed_header_of_an_image_is_no_dead_upload(maintainer, path, other):
-    """Its entry looks like that of an upload that did not get so far."""
+    """An image with a zeroed header does not count as a dead upload.
+
+    Its entry looks like that of an upload that ended early.
+    """
     put(other, 'bad', content(1))
     with open(path / 'images' / 'bad', 'r+b') as f:
         f.write(bytes(4096))
@@ -126,7 +129,10 @@ def zero_header(file):
 
 
 def test_zeroed_header_of_what_was_deleted(maintainer, path, other):
-    """What was in images/ had a header once: it is to be un-counted."""
+    """A deleted image with a zeroed header is set aside and un-counted.
+
+    The image had a header once.
+    """
     put(other, 'bad', content(1, 2))
     put(other, 'good', content(2))
     account(maintainer)
@@ -138,7 +144,10 @@ def test_zeroed_header_of_what_was_deleted(maintainer, path, other):
 
 
 def test_zeroed_header_of_what_was_counted(maintainer, path, other):
-    """So had what is counted, though its entry was not removed in time."""
+    """A counted image with a zeroed header is un-counted after its deletion.
+
+    Its entry was not removed in time.
+    """
     put(other, 'bad', content(1, 2))
     with pytest.raises(maintenance.Killed):
         account(maintenance.watch(maintainer, maintenance.Once(
@@ -168,7 +177,10 @@ def test_project_that_is_not_utf_8(maintainer, path, other):
 
 @pytest.mark.parametrize('at', [BODY, HEADER])
 def test_damaged_deleted_and_still_read(maintainer, path, other, at):
-    """Not counted, and what it needs is not known: nothing may be freed."""
+    """A damaged recipe that is read is reported once, and then removed.
+
+    Its blocks are not known, so nothing may be freed.
+    """
     put(other, 'bad', content(1))
     with other.open_image('bad'):
         other.delete('bad')
@@ -181,7 +193,7 @@ def test_damaged_deleted_and_still_read(maintainer, path, other, at):
 
 
 def test_entry_that_cannot_be_opened(maintainer, path, other):
-    """It might be anything."""
+    """An entry that cannot be opened is reported and left alone."""
     name = f'T-{"1" * 32}'
     (path / 'spool' / name).symlink_to(path / 'key')
     result = account(maintainer)
@@ -189,7 +201,7 @@ def test_entry_that_cannot_be_opened(maintainer, path, other):
     assert (path / 'key').exists()
 
 
-# -- catalogs that do not add up ----------------------------------------------
+# -- catalogs with wrong sums -------------------------------------------------
 
 def test_count_below_zero_makes_the_catalog_anew(maintainer, path, other):
     put(other, 'one', content(1))
@@ -207,7 +219,10 @@ def test_count_below_zero_makes_the_catalog_anew(maintainer, path, other):
 
 
 def test_two_entries_of_one_transaction(maintainer, path, other):
-    """A copy of a recipe's file, put there by somebody."""
+    """Copies of a recipe's entry do not distort the counts.
+
+    Another program put the copies there.
+    """
     put(other, 'image', content(1))
     entry, = spool(path, 'T')
     shutil.copy(path / 'spool' / entry, path / 'spool' / f'D-{"1" * 32}')

@@ -29,7 +29,7 @@ def orders(maintainer, account_it):
 
 
 def require_order(log):
-    """Looks, fsync, batch, fence, unlink."""
+    """Require the order of checks, fsync, batch, fence and unlink."""
     looks = log.where('.live', '.try_lock')
     syncs = log.where('sync images')
     batches = log.where('catalog.write')
@@ -113,7 +113,10 @@ def test_n5_3_the_fence_is_the_catalogs_sequence(maintainer, other):
 
 def test_n5_3_fence_that_failed_is_written_before_the_unlinking(
         maintainer, path, other):
-    """The ledger asks for nothing the second time; the fence is due yet."""
+    """A fence that failed is written before the next run's unlink.
+
+    The second run changes no count, but the fence is still due.
+    """
     put(other, 'image', content(1))
 
     def fail():
@@ -132,7 +135,10 @@ def test_n5_3_fence_that_failed_is_written_before_the_unlinking(
 
 def test_n5_3_batch_that_failed_and_was_written(
         maintainer, path, other, monkeypatch):
-    """As by an fsync that failed; the fence is due before the unlinking."""
+    """The fence is written before the unlink if a batch's fsync failed.
+
+    The batch itself was written.
+    """
     put(other, 'image', content(1))
     write = maintainer.catalog.write
 
@@ -151,7 +157,7 @@ def test_n5_3_batch_that_failed_and_was_written(
 
 
 def test_n5_fences_take_turns(maintainer, path, other):
-    """The newest record is never written over, whatever failed before."""
+    """The newest record is never overwritten, whatever failed before."""
     def newest():
         data = (path / 'fence').read_bytes()
         return max(int.from_bytes(data[at + 24:at + 32], 'little')
@@ -174,10 +180,10 @@ def test_n5_fences_take_turns(maintainer, path, other):
             assert fails
 
 
-# -- no room ------------------------------------------------------------------
+# -- full disks ---------------------------------------------------------------
 
 def test_full_disk(tmp_path):
-    """The room that is kept for the catalog is used."""
+    """Accounting on a full disk uses the space reserved for the catalog."""
     with repositories.small_disk(tmp_path / 'disk', '16m') as disk:
         path = maintenance.create(disk)
         with repositories.open_repository(
@@ -194,7 +200,7 @@ def test_full_disk(tmp_path):
 
 
 def test_full_disk_and_the_reserve_is_used_up(tmp_path):
-    """An error with words; nothing is unlinked that was not settled."""
+    """Without space, the error names the catalog and no entry is unlinked."""
     with repositories.small_disk(tmp_path / 'disk', '16m') as disk:
         path = maintenance.create(disk)
         with repositories.open_repository(

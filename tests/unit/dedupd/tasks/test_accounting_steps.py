@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Accounting: large recipes, which are counted in steps."""
+"""Accounting: large recipes are counted in steps."""
 
 import os
 
@@ -28,19 +28,19 @@ PAGES = 4
 
 @pytest.fixture
 def small_steps(monkeypatch):
-    """A step for each page of extents."""
+    """Set one step for each page of extents."""
     monkeypatch.setattr(maintenance.maintainer_role, 'BATCH_BYTES', 0)
 
 
 @pytest.fixture
 def started(other, small_steps):
-    """What is put from now on is counted by the accounting."""
+    """Begin the catalog, so that later images are counted by accounting."""
     with maintaining(other):
         pass
 
 
 def stop_after(steps):
-    """A pace that stops a run after so many steps."""
+    """Return a pace that stops a run after this many steps."""
     def progress(*_):
         nonlocal steps
         steps -= 1
@@ -56,14 +56,14 @@ def account_some(maintainer, steps):
 
 
 def begun(maintainer):
-    """Of the only recipe that is counted in part: how many pages."""
+    """Return the number of counted pages of the only partly counted recipe."""
     (txid, _), = maintainer.catalog.all_begun()
     assert not maintainer.catalog.counted(txid)
     return maintainer.catalog.begun(txid)
 
 
 def require_lawful(maintainer, path):
-    """The checker counts the same, and takes it for what a crash leaves."""
+    """Require that the checker accepts the counts as those after a crash."""
     maintainer.close()
     result = checker.check(path)
     assert result.ok, result.findings
@@ -92,7 +92,7 @@ def test_large_recipe_is_counted_in_steps(maintainer, path, other,
 
 
 def test_batches_are_bounded(maintainer, other, monkeypatch):
-    """Whatever the size of a recipe: before, one batch had all of it."""
+    """The size of a batch does not depend on the size of a recipe."""
     monkeypatch.setattr(maintenance.maintainer_role, 'BATCH_BYTES', 10000)
     sizes = []
     settle = maintainer.settle
@@ -143,7 +143,7 @@ def test_stopped_uncounting_goes_on(path, other, started, steps):
 
 @pytest.mark.parametrize('steps', range(1, PAGES))
 def test_deleted_in_the_middle_of_counting(path, other, started, steps):
-    """What was counted of it is taken back, and no more than that."""
+    """The counts of a partly counted image are taken back after a deletion."""
     put(other, 'stays', maintenance.scattered(1, pages=PAGES))
     with maintaining(other) as maintainer:
         account(maintainer)
@@ -161,7 +161,7 @@ def test_deleted_in_the_middle_of_counting(path, other, started, steps):
 
 @pytest.mark.parametrize('call', range(1, 110, 4))
 def test_killed_in_any_step(path, other, started, call):
-    """Counting one, un-counting one, and taking one back."""
+    """Counting, un-counting and taking back survive a kill in any step."""
     with maintaining(other) as maintainer:
         put(other, 'old', maintenance.scattered(1, 2, pages=2))
         account(maintainer)
@@ -186,7 +186,7 @@ def test_killed_in_any_step(path, other, started, call):
 
 @pytest.mark.parametrize('steps', range(1, PAGES))
 def test_n6_3_counted_in_part_and_in_use(path, other, started, steps):
-    """Its reader needs what is not counted, and what is counted no more."""
+    """The blocks of a partly counted image are kept while it is read."""
     data = maintenance.scattered(1, pages=PAGES)
     put(other, 'read', data)
     with maintaining(other) as maintainer:
@@ -205,7 +205,7 @@ def test_n6_3_counted_in_part_and_in_use(path, other, started, steps):
 
 
 def test_n6_3_counted_in_part_and_lost(path, other, started):
-    """Nothing is freed until it is back."""
+    """Nothing is freed while a partly counted image's entry is missing."""
     put(other, 'lost', maintenance.scattered(1, pages=PAGES))
     put(other, 'goes', content(9))
     with maintaining(other) as maintainer:
@@ -225,7 +225,7 @@ def test_n6_3_counted_in_part_and_lost(path, other, started):
 
 
 def test_n6_3_pins_are_those_of_the_last_run(path, other, started):
-    """What pinned a recipe then says nothing of the present."""
+    """The pins of a run come from that run, not from an earlier one."""
     put(other, 'read', maintenance.scattered(1, pages=PAGES))
     with maintaining(other) as maintainer:
         account_some(maintainer, 2)
@@ -236,7 +236,7 @@ def test_n6_3_pins_are_those_of_the_last_run(path, other, started):
             pins = list(accountant.pins(1))
             assert pins != []
             assert not accountant.run().unreadable
-            assert list(accountant.pins(1)) == pins     # each once
+            assert list(accountant.pins(1)) == pins     # each pin once
             for name in spool(path):
                 os.rename(path / 'spool' / name, path / name)
             unreadable = accountant.run().unreadable
@@ -246,7 +246,7 @@ def test_n6_3_pins_are_those_of_the_last_run(path, other, started):
 
 def test_n6_3_nothing_is_freed_if_no_entry_pins_it(
         path, other, started, monkeypatch):
-    """Whatever the reason why it was left so."""
+    """Nothing is freed if accounting has left out a partly counted recipe."""
     put(other, 'goes', content(9))
     put(other, 'large', maintenance.scattered(1, pages=PAGES))
     with maintaining(other) as maintainer:
@@ -261,7 +261,7 @@ def test_n6_3_nothing_is_freed_if_no_entry_pins_it(
 
 
 def test_damaged_in_the_middle_of_counting(path, other, started):
-    """Nothing is freed; what is counted of it is known."""
+    """Nothing is freed while a partly counted recipe is damaged."""
     put(other, 'goes', content(9))
     with maintaining(other) as maintainer:
         account(maintainer)
@@ -279,7 +279,7 @@ def test_damaged_in_the_middle_of_counting(path, other, started):
 
 
 def test_damaged_in_the_middle_of_uncounting(path, other, started):
-    """It is set aside, and the catalog made anew without it."""
+    """A damaged recipe is set aside, and the catalog is rebuilt without it."""
     put(other, 'stays', maintenance.scattered(1, pages=2))
     put(other, 'large', maintenance.scattered(1, pages=PAGES))
     with maintaining(other) as maintainer:
@@ -294,7 +294,7 @@ def test_damaged_in_the_middle_of_uncounting(path, other, started):
 
 
 def test_foreseen_from_the_middle(maintainer, path, other, small_steps):
-    """A plan takes up what a run left off."""
+    """A plan continues with a partly counted recipe."""
     put(other, 'stays', maintenance.scattered(1, pages=1))
     put(other, 'large', maintenance.scattered(1, 2, pages=2))
     account(maintainer)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Collection: what goes back to the disk, in what order, and what stops it."""
+"""Collection: freed space, the order of steps, and obstacles."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ from tests.unit.dedupd.tasks.collecting import SHARE
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
 
-# -- what is freed ------------------------------------------------------------
+# -- freed space --------------------------------------------------------------
 
 def test_deleted_blocks_are_freed(maintainer, path, other):
     put(other, 'one', content(1, 2))
@@ -44,7 +44,7 @@ def test_deleted_blocks_are_freed(maintainer, path, other):
 
 
 def test_blocks_that_no_image_ever_named_are_freed(maintainer, path, other):
-    """Of an upload that was given up after a sync point."""
+    """The blocks of an upload aborted after a sync point are freed."""
     with other.begin('image') as transaction:
         transaction.write(content(1))
         transaction._engine.keep()
@@ -52,13 +52,16 @@ def test_blocks_that_no_image_ever_named_are_freed(maintainer, path, other):
     assert len(maintenance.live_slots(path)) == 10
     assert collect(maintainer).freed_blocks == 10
     maintenance.require_collected(maintainer)
-    # And they are looked at once only.
+    # A second run has nothing to examine.
     assert collect(maintainer).groups == 0
 
 
 @pytest.mark.parametrize('poisoned', [False, True])
 def test_n7_3_tail_of_a_dead_writer(maintainer, path, other, poisoned):
-    """It died, or its sync failed, before it published its entries."""
+    """The tail of a writer that died or whose sync failed is freed.
+
+    The writer had not published its entries.
+    """
     put(other, 'stays', content(1))
     collect(maintainer)
     before = repositories.Group(path, 1).record()
@@ -68,7 +71,7 @@ def test_n7_3_tail_of_a_dead_writer(maintainer, path, other, poisoned):
         transaction.write(content(3))
         transaction._engine.keep()
     group = repositories.Group(path, 1)
-    for _ in range(2):      # both sync points: the machine crashed
+    for _ in range(2):      # a crash lost both sync points
         group.forget_newest_record()
     before[3] |= repositories.POISONED * poisoned
     group.write_record(before)
@@ -85,7 +88,10 @@ def test_n7_3_tail_of_a_dead_writer(maintainer, path, other, poisoned):
 
 def test_bytes_that_a_killed_writer_appended_are_cut_off(
         maintainer, path, other):
-    """Those since its last sync point: no entry names them."""
+    """Bytes since a killed writer's last sync point are cut off.
+
+    No entry names them.
+    """
     put(other, 'image', content(1))
     collect(maintainer)
     file = repositories.group_path(path, 1)
@@ -101,12 +107,12 @@ def test_bytes_that_a_killed_writer_appended_are_cut_off(
 
 
 def test_a_tail_is_left_to_its_living_writer(maintainer, path, other):
-    """It has the lease: nobody can know what it will publish."""
+    """A tail stays while its writer has the lease and may publish it."""
     put(other, 'image', content(1))
     collect(maintainer)
     with other.begin('next') as transaction:
         transaction.write(content(2))
-        transaction.measure()       # writes it to the group
+        transaction.measure()       # writes the block to the group
         result = collect(maintainer)
         assert (result.groups, result.busy) == (0, 1)
         transaction.commit()
@@ -117,7 +123,7 @@ def test_a_tail_is_left_to_its_living_writer(maintainer, path, other):
 @pytest.mark.parametrize('entries', [True, False])
 def test_nothing_stays_of_a_first_upload_that_failed(
         maintainer, path, other, entries):
-    """Whether or not its entries reached the disk before the sync failed."""
+    """The space of a failed upload is freed, with or without its entries."""
     with other.begin('failed') as transaction:
         transaction.write(content(1))
         transaction._engine.keep()
@@ -157,7 +163,7 @@ def test_only_groups_that_lost_something_are_looked_at(
 
 
 def test_space_goes_back_to_the_file_system(tmp_path):
-    """As `du` sees it."""
+    """The freed space is visible to `du`."""
     path = maintenance.create(tmp_path, block_size=4096, group_slots=1024,
                               segment_size=65536)
     with repositories.open_repository(path, codec='none') as repo:
@@ -171,7 +177,7 @@ def test_space_goes_back_to_the_file_system(tmp_path):
             repo.delete('goes')
             result = collector.run_once(maintainer, pacing.Pace())
             left = maintenance.disk(path) - before
-            # The last group stays, with its fingerprint store.
+            # The last group stays, with its fingerprint table.
             assert left < 600 << 10
             assert stored - left == pytest.approx(result.disk_bytes, rel=0.02)
             assert result.freed_bytes == 8 << 20
@@ -188,7 +194,7 @@ def test_empty_groups_are_unlinked(maintainer, path, other):
     groups = maintenance.groups(path)
     assert len(groups) == 5
     result = collect(maintainer)
-    # The first has other blocks, too; the last may never go.
+    # The first group has other blocks, too; the last group may never go.
     assert result.unlinked == 3
     assert maintenance.groups(path) == [1, 5]
     assert [n for n, _ in maintainer.catalog.groups()] == [1, 5]
@@ -201,7 +207,7 @@ def test_empty_groups_are_unlinked(maintainer, path, other):
 
 
 def test_the_last_group_leaves_only_its_number(maintainer, path, other):
-    for name in ('one', 'two'):     # so that there are duplicates
+    for name in ('one', 'two'):     # this creates duplicates
         with other.begin(name) as transaction:
             transaction.write(content(1, 2))
             transaction.commit()
@@ -218,15 +224,16 @@ def test_the_last_group_leaves_only_its_number(maintainer, path, other):
     assert before - maintenance.disk(path) >= result.disk_bytes > 0
     file = path / 'groups' / f'{number:08x}'
     assert file.stat().st_blocks * 512 <= 4096
-    # Nothing that reads groups minds it.
+    # All readers of groups accept the file.
     maintenance.require_collected(maintainer)
     assert {found.file for found in repositories.require_clean(
-        path).findings} <= {'catalog'}      # it is in use
+        path).findings} <= {'catalog'}      # the catalog is in use
     merger.run_once(maintainer, pacing.Pace())
     scrubber.run_once(maintainer, pacing.Pace(), spare_threshold=1)
     recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 1)
-    assert collect(maintainer).groups == 0      # and it is done once
-    # The number is not used again; and it goes when another is the last.
+    assert collect(maintainer).groups == 0      # done once
+    # The number is not used again, and the file goes when another group is
+    # last.
     put(other, 'again', content(1, 2))
     assert maintenance.groups(path) == [number, number + 1]
     assert collect(maintainer).unlinked == 1
@@ -273,7 +280,7 @@ def test_killed_after_unlinking(path, repo, other):
 
 
 def test_groups_are_rewritten(maintainer, path, other):
-    """Of each segment one block of four stays."""
+    """Groups are rewritten if one block of four stays in each segment."""
     for number in range(16):
         put(other, f'stays-{number}', noise(BLOCK, f'stays {number}'))
         put(other, f'goes-{number}', noise(3 * BLOCK, f'goes {number}'))
@@ -348,7 +355,7 @@ def test_holes_are_punched_after_a_crash_between(path, repo, other):
 
 
 def test_what_an_older_sector_hides_comes_back(maintainer, path, other):
-    """Nothing is freed where an entry that is needed has no block."""
+    """Nothing is freed if an entry that is needed has no block."""
     put(other, 'goes', content(1))
     put(other, 'stays', content(2))
     collect(maintainer)
@@ -383,7 +390,7 @@ def test_damaged_marks_go_with_their_blocks(maintainer, path, other):
     assert list(maintainer.catalog.damaged()) == [1 << 15 | 13]
 
 
-# -- what stops it ------------------------------------------------------------
+# -- obstacles ----------------------------------------------------------------
 
 def test_unreadable_recipe_stops_all(maintainer, path, other):
     put(other, 'goes', content(1))
@@ -447,7 +454,7 @@ def test_stopping_between_groups(maintainer, path, other):
 # -- plan ---------------------------------------------------------------------
 
 def tree(path):
-    """Every file but the catalog's, with its bytes."""
+    """Return every file's bytes, except those of the catalog."""
     return {str(file): (file.read_bytes(), file.stat().st_blocks)
             for file in sorted(path.rglob('*'))
             if file.is_file() and 'catalog' not in str(
@@ -506,7 +513,7 @@ def test_plan_changes_nothing_though_entries_are_damaged(
 # -- full disk ----------------------------------------------------------------
 
 def test_full_disk(tmp_path):
-    """Freeing and punching need no room; what does is left out."""
+    """Freeing and punching work on a full disk, and rewriting is left out."""
     with repositories.small_disk(tmp_path / 'disk', '32m') as disk:
         path = maintenance.create(disk, block_size=4096, group_slots=1024,
                                   segment_size=65536)
@@ -515,7 +522,7 @@ def test_full_disk(tmp_path):
             with maintaining(repo) as maintainer:
                 data = noise(8 << 20, 1)
                 put(repo, 'whole', data)
-                # The first three blocks of each segment.
+                # These are the first three blocks of each segment.
                 some = b''.join(data[at:at + 12288]
                                 for at in range(0, len(data), 65536))
                 put(repo, 'some', some)
@@ -549,7 +556,7 @@ def test_rewriting_without_room_is_skipped(maintainer, path, other,
     result = collect(maintenance.watch(maintainer, no_room), live_share=50)
     assert (result.freed_blocks, result.rewritten,
             result.skipped_for_space) == (48, 0, 1)
-    # It is tried again.
+    # The next run tries it again.
     maintenance.unwatch(maintainer)
     result = collect(maintainer, live_share=50)
     assert (result.rewritten, result.skipped_for_space) == (1, 0)

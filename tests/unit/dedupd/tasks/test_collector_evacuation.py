@@ -43,7 +43,10 @@ def test_nearly_empty_groups_are_evacuated(maintainer, path, other):
 
 
 def test_uploads_find_what_was_evacuated(maintainer, path, other):
-    """The host's filter, which others made, is told of it."""
+    """Another host's upload finds blocks after an evacuation.
+
+    The evacuation updates the host's filter.
+    """
     data = noise(SLOTS * BLOCK, 1)
     put(other, 'big', data)
     put(other, 'small', data[:5 * BLOCK])
@@ -79,7 +82,7 @@ def test_evacuation_that_was_not_possible_is_tried_again(
 
 
 def make_sparse(other, count):
-    """Full groups in each of which one block lives; and another one."""
+    """Store full groups with one live block each, and one more group."""
     for number in range(count):
         data = noise(SLOTS * BLOCK, number)
         put(other, f'big-{number}', data)
@@ -119,7 +122,10 @@ def test_evacuation_that_was_stopped_is_not_forgotten(
 
 def test_killed_evacuation_does_not_forget_what_went_meanwhile(
         maintainer, path, other, monkeypatch):
-    """A count that goes to zero after the group was found to be sparse."""
+    """A killed evacuation keeps a group whose count later becomes zero.
+
+    The count changes after the group was found to be sparse.
+    """
     make_sparse(other, 2)
     collect_one = collector._Run._collect
     forget = collector._Run._forget_sparse
@@ -173,7 +179,7 @@ def test_evacuation_while_images_come_and_go(
                 images[f'small-{number}'] = noise(BLOCK, number)
                 put(other, f'small-{number}', noise(BLOCK, number))
     maintenance.watch(maintainer, hook)
-    # What the engine makes of itself takes the real one.
+    # The engine's own functions need the real module.
     real = collector._engine
 
     class Module:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Collection: rules N6.1 to N6.3, and what may never be freed."""
+"""Collection: rules N6.1 to N6.3, and blocks that must not be freed."""
 
 import os
 
@@ -23,7 +23,7 @@ INTENT = repositories.INTENT_BYTE
 
 
 def quiet(maintainer):
-    """A collection without a watch."""
+    """Collect without a watch."""
     maintenance.unwatch(maintainer)
     return collect(maintainer)
 
@@ -44,7 +44,7 @@ def test_n6_1_group_in_use_is_put_off(maintainer, path, other, byte):
 
 
 def test_n6_1_group_of_a_transaction_under_way(maintainer, path, other):
-    """A count of zero says nothing as long as somebody holds the group."""
+    """No block of a group is freed while a transaction holds the group."""
     put(other, 'first', content(1))
     other.delete('first')
     with other.begin('second') as transaction:
@@ -59,7 +59,11 @@ def test_n6_1_group_of_a_transaction_under_way(maintainer, path, other):
 
 def test_n6_1_transaction_of_the_maintainers_own_handle(
         maintainer, path, repo):
-    """Its locks do not refuse one another: the handle has to tell."""
+    """A transaction of the maintainer's own handle stops the collector, too.
+
+    Locks of one handle do not exclude one another, so the handle itself
+    reports the transaction.
+    """
     put(repo, 'first', content(1))
     repo.delete('first')
     with repo.begin('second') as transaction:
@@ -83,7 +87,10 @@ def test_n6_1_published_by_a_transaction_under_way(maintainer, path, other):
 
 
 def test_what_is_not_published_any_more_is_recovered(maintainer, path, other):
-    """A crash of the machine lost the record of both images."""
+    """Collection recovers a group whose published record is lost.
+
+    A crash of the machine lost the record of both images.
+    """
     put(other, 'stays', content(1))
     put(other, 'goes', content(2))
     collect(maintainer)
@@ -114,7 +121,7 @@ def test_busy_group_is_tried_again_at_the_end(maintainer, path, other):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that the collector sees; a list of the one number."""
+    """The collector's clock, as a list with one number."""
     now = [1000.0]
     monkeypatch.setattr(collector, '_now', lambda: now[0])
     return now
@@ -126,7 +133,7 @@ def held_intents(path):
 
 
 def test_a_group_in_use_stays_open_to_uploads(maintainer, path, other, clock):
-    """One delete while an upload runs: the next copy is no new data."""
+    """A collection does not block uploads to a group that an upload uses."""
     put(other, 'base', content(1, 2))
     put(other, 'goes', content(3))
     other.delete('goes')
@@ -153,7 +160,7 @@ def test_intent_keeps_new_transactions_off(maintainer, path, other, clock):
         clock[0] += 10000
         assert collect(maintainer).busy == 1
         assert held_intents(path) == [1]
-        # This one stores it anew, elsewhere.
+        # This upload stores the block again, in another group.
         assert put(other, 'third', content(2)).new_bytes == 10 * BLOCK
         transaction.commit()
     collect(maintainer)
@@ -164,7 +171,10 @@ def test_intent_keeps_new_transactions_off(maintainer, path, other, clock):
 @pytest.mark.parametrize('longest', [1, 30, 600, 7200])
 def test_overlapping_uploads_do_not_starve_the_collector(
         maintainer, path, other, clock, longest):
-    """Each begins before the last has ended; none where the intent is seen."""
+    """Uploads that overlap without a pause do not starve the collector.
+
+    Each upload begins before the last one has ended, except during an intent.
+    """
     put(other, 'image', content(1))
     other.delete('image')
     began = clock[0]
@@ -194,7 +204,7 @@ def test_overlapping_uploads_do_not_starve_the_collector(
 
 
 def test_an_intent_ends(maintainer, path, other, clock):
-    """Longer each time, with pauses that are longer still."""
+    """Each intent lasts longer than the last, with still longer pauses."""
     put(other, 'image', content(1))
     other.delete('image')
     with repositories.holding(path / 'locks' / 'groups', SHARE + 1,
@@ -227,7 +237,7 @@ def test_at_most_eight_groups_are_announced(maintainer, path, other, clock):
         assert collect(maintainer).busy == len(groups)
         first = held_intents(path)
         assert len(first) == 8
-        # Then it is the others' turn.
+        # The other groups come next.
         clock[0] += 60
         collect(maintainer)
         clock[0] += 1
@@ -254,7 +264,7 @@ def test_intent_goes_with_the_maintainer(path, repo, other, clock):
 @pytest.mark.parametrize('why', ['nothing to free', 'refused', 'stopped'])
 def test_intent_that_is_not_needed_any_more(maintainer, path, other, clock,
                                             why):
-    """Nobody else would end it."""
+    """An intent without a use ends, since no other process would end it."""
     put(other, 'kept', content(2))
     put(other, 'image', content(1))
     other.delete('image')
@@ -295,7 +305,10 @@ def test_n6_5_both_locks_are_given_back(maintainer, path, other):
 # -- N6.2: the spool is judged under the lock ---------------------------------
 
 def test_n6_2_committed_just_before_the_lock(maintainer, path, other):
-    """Its blocks have a count of zero in what was judged before."""
+    """An upload that commits just before the lock keeps its blocks.
+
+    Their counts were zero before.
+    """
     put(other, 'first', content(1))
     other.delete('first')
     hook = maintenance.Once('enter_group', lambda: put(
@@ -346,7 +359,7 @@ def test_n6_3_read_and_not_counted(maintainer, path, other):
         result = collect(maintainer)
         assert result.freed_blocks == 10
         assert image.read() == content(1, 2)
-        # As often as it is tried.
+        # Further runs give the same result.
         assert collect(maintainer).freed_blocks == 0
         assert image.read() == content(1, 2)
     result = collect(maintainer)
@@ -367,7 +380,7 @@ def test_n6_3_of_several_groups(maintainer, path, other):
 
 
 def test_n6_3_of_a_single_block(maintainer, path, other):
-    """The group is looked at again, for however little."""
+    """A pin of a single block has the collector examine the group again."""
     collect(maintainer)
     put(other, 'read', content(1)[:BLOCK])
     with other.open_image('read') as image:
@@ -379,7 +392,7 @@ def test_n6_3_of_a_single_block(maintainer, path, other):
 
 
 def test_n6_3_complete_and_about_to_be_linked(maintainer, path, other):
-    """Its writer is between the recipe's fsync and the link."""
+    """An entry is kept between the recipe's fsync and the link."""
     put(other, 'image', content(1))
     os.rename(path / 'images' / 'image', path / 'aside')
     entry, = repositories.spool(path)

@@ -40,7 +40,7 @@ TWO = refcount_rebuild.local(2)
 
 @pytest.fixture(autouse=True)
 def small_partitions(monkeypatch):
-    """One for each group."""
+    """Set one partition for each group."""
     monkeypatch.setattr(rebuild_worker, '_GROUPS', 1)
 
 
@@ -50,7 +50,7 @@ def path(tmp_path):
 
 
 def fill(repo, images=8):
-    """Some images, of which one goes when it is counted."""
+    """Store and count images, and delete two of them."""
     for number in range(images):
         put(repo, f'image-{number}', content(number, number + 1, 50))
     with maintaining(repo) as maintainer:
@@ -62,7 +62,7 @@ def fill(repo, images=8):
 # -- the same slots -----------------------------------------------------------
 
 class History:
-    """Something random of everything that changes counts."""
+    """Random actions of each kind that changes counts."""
 
     def __init__(self, repo, seed):
         self.repo = repo
@@ -104,7 +104,7 @@ class History:
                 collect(maintainer)
 
     def merge(self):
-        """Images that were stored at once, and share their blocks now."""
+        """Store two equal images at once and merge their blocks."""
         data = repositories.noise(1 << 20, self.number)
         with contextlib.ExitStack() as stack:
             both = [stack.enter_context(self.repo.begin(self.new()))
@@ -120,7 +120,7 @@ class History:
 
 @pytest.mark.parametrize('seed', range(5))
 def test_the_same_slots(path, tmp_path, seed):
-    """As an ordinary collection of a copy of the repository."""
+    """Partitions free the same slots as an ordinary collection of a copy."""
     with repositories.open_repository(path, codec='none') as repo:
         history = History(repo, seed)
         for _ in range(30):
@@ -154,7 +154,7 @@ def test_nothing_is_there(repo, maintainer):
 
 @pytest.mark.parametrize('steps', [1, 3])
 def test_begun_recipes(path, other, monkeypatch, steps):
-    """Some pages are counted of a deleted image that is being read."""
+    """A deleted image that is read keeps its blocks, though partly counted."""
     monkeypatch.setattr(maintenance.maintainer_role, 'BATCH_BYTES', 0)
     with maintaining(other):
         pass
@@ -185,10 +185,10 @@ def stop_after(maintainer, steps):
         accounting.run_once(maintainer, pace)
 
 
-# -- what happens meanwhile ---------------------------------------------------
+# -- concurrent changes -------------------------------------------------------
 
 def during(what, action):
-    """A pace that does something once, when the counting is there."""
+    """Return a pace that acts once when the counting reaches a step."""
     happened = []
 
     def progress(done, total, now):
@@ -202,7 +202,7 @@ def during(what, action):
 
 @pytest.mark.parametrize('when', ['reading images', 'adding up counts'])
 def test_deletion_and_upload_meanwhile(path, repo, other, when):
-    """Deleted images are in the spool; new ones are not counted yet."""
+    """Deletions and uploads during the counting cause no wrong count."""
     fill(repo)
 
     def act():
@@ -224,7 +224,7 @@ def test_deletion_and_upload_meanwhile(path, repo, other, when):
 
 
 def test_deleted_image_that_is_read(path, repo):
-    """Its recipe is in the spool alone, and is counted."""
+    """A deleted image that is read is counted from its entry in the spool."""
     fill(repo)
     with repo.open_image('image-0') as image, maintaining(repo) as maintainer:
         repo.delete('image-0')
@@ -235,7 +235,7 @@ def test_deleted_image_that_is_read(path, repo):
 
 
 def test_another_maintainer(repo, monkeypatch):
-    """A difference is no reason to set its catalog aside."""
+    """A maintainer that lost its locks does not set the catalog aside."""
     fill(repo)
     with maintaining(repo) as maintainer:
         maintenance.account(maintainer)
@@ -314,7 +314,7 @@ def test_a_wrong_count_is_found_before_anything_is_freed(
 
 
 def test_it_begins_again_only_once(repo, monkeypatch):
-    """What differs after a rebuild is no fault of the catalog."""
+    """A difference that remains after a rebuild does not cause another one."""
     fill(repo)
     monkeypatch.setattr(
         refcounts.Accounts, 'chunks', lambda self: 10**6)
@@ -327,7 +327,7 @@ def test_it_begins_again_only_once(repo, monkeypatch):
 
 
 def test_counts_that_reached_the_most(repo):
-    """Such a counter stays where it is, so it says nothing."""
+    """A count at its maximum stays there, so it is not compared."""
     fill(repo)
     with maintaining(repo) as maintainer:
         maintenance.account(maintainer)
@@ -337,10 +337,10 @@ def test_counts_that_reached_the_most(repo):
         comparison.compare(maintainer, None, TWO)
 
 
-# -- what nothing may be freed for --------------------------------------------
+# -- refused collections ------------------------------------------------------
 
 def test_lost_recipe(path, repo):
-    """Nothing is freed until it is back (N6.2)."""
+    """Nothing is freed while a counted recipe is missing (N6.2)."""
     fill(repo)
     recipe, aside = path / 'images' / 'image-7', path / 'aside'
     with maintaining(repo) as maintainer:
@@ -358,7 +358,10 @@ def test_lost_recipe(path, repo):
 
 
 def test_unreadable_recipe(path, repo):
-    """Its counts are not known; an ordinary collection uses the catalog's."""
+    """Nothing is freed if a recipe cannot be read.
+
+    An ordinary collection uses the catalog's counts instead.
+    """
     fill(repo)
     with maintaining(repo) as maintainer:
         repositories.ruin(path / 'images' / 'image-7', 4200)
@@ -371,7 +374,10 @@ def test_unreadable_recipe(path, repo):
 
 @pytest.mark.parametrize('directory', ['/nowhere', '/dev/full'])
 def test_no_disk_for_the_partitions(repo, monkeypatch, directory):
-    """Nothing is freed; without the option, it is."""
+    """Nothing is freed if the partitions' files cannot be written.
+
+    A collection without the option works.
+    """
     fill(repo)
     if directory == '/nowhere':
         monkeypatch.setenv('TMPDIR', directory)
@@ -388,7 +394,7 @@ def test_no_disk_for_the_partitions(repo, monkeypatch, directory):
 
 
 def test_full_repository(tmp_path):
-    """Collecting by partitions needs no room in the repository itself."""
+    """Collecting by partitions needs no space in the repository itself."""
     with repositories.small_disk(tmp_path / 'disk', 48 << 20) as disk:
         path = maintenance.create(disk)
         with repositories.open_repository(path, codec='none') as repo:
@@ -425,7 +431,7 @@ def end_counter(pid, rng):
     *range(4), *(pytest.param(seed, marks=pytest.mark.long)
                  for seed in range(4, 20))])
 def test_killed_at_random(path, repo, seed):
-    """The maintainer or a counter, in a collection or a rebuild."""
+    """No image is lost if the maintainer or one of its counters is killed."""
     rng = random.Random(seed)
     fill(repo)
     model = {name: repositories.read_all(repo, name)

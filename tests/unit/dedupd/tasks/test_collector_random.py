@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Collection: at random, against a model, and killed at any step."""
+"""Collection at random, compared with a model, and kills at any step."""
 
 import random
 
@@ -22,7 +22,7 @@ pytest_plugins = ['tests.support.maintainer_fixtures']
 
 @pytest.mark.parametrize('seed', range(6))
 def test_against_a_model(path, repo, other, seed):
-    """Two writers, deleters, readers; anything between any two steps."""
+    """Random writes, deletions and reads between any steps lose no data."""
     rng = random.Random(seed)
     model, reading, writing = {}, [], []
 
@@ -94,7 +94,7 @@ def test_against_a_model(path, repo, other, seed):
 
 @pytest.mark.parametrize('seed', range(4))
 def test_killed_at_random(path, repo, other, seed):
-    """In the middle of everything that a collection does."""
+    """A collection that is killed at a random step loses no data."""
     model = maintenance.kill_at_random(
         path, other, lambda maintainer: collector.run_once(
             maintainer, pacing.Pace(), live_share=70, evacuate_share=30), seed)

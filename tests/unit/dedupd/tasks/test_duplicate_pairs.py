@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The known duplicates: what the catalog has, and in which order."""
+"""The known duplicates in the catalog and their order."""
 
 import pytest
 
@@ -18,7 +18,10 @@ DATA, OTHER = test_exactindex.DATA, test_exactindex.OTHER
 
 def test_pairs_are_durable_before_their_file_goes(repo, maintainer,
                                                   monkeypatch):
-    """A crash may lose a batch that was not synced."""
+    """Pairs are synced before their file is removed.
+
+    A crash may lose a batch that was not synced.
+    """
     monkeypatch.setattr(exactindex, 'PAIRS_AT_ONCE', 100)
     test_merger.put_at_once(repo, a=DATA, b=DATA)
     done = []
@@ -61,7 +64,7 @@ def test_others_are_in_a_run_before_they_are_forgotten(repo, maintainer,
 
 @pytest.mark.parametrize('rounds', [1, 8])
 def test_rounds(repo, maintainer, monkeypatch, rounds):
-    """What is left of a bounded run, the next one does."""
+    """The next run does the rest of a bounded run."""
     monkeypatch.setattr(duplicate_pairs, 'ROUNDS', rounds)
     repositories.put(repo, 'a', DATA)
     test_merger.merge(maintainer)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Evicting from a cache: who goes, who stays, and when it ends.
+"""Evicting from a cache: the chosen images, and the end of a run.
 
-What is counted is what the disk says; so groups are of a megabyte here, of
-which whole pages come back.
+The tests compare the space on the disk. So groups have a megabyte here and
+free whole pages.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from tests.support.repositories import noise
 from tests.support.repositories import put
 
 MIB = 1 << 20
-LIMIT = 60      # seconds that anything may take
+LIMIT = 60      # seconds for each wait
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def held(repo):
 
 
 def add(repo, held, name, *parts):
-    """An image of noise: (seed, KiB)."""
+    """Store an image of noise and note it; `parts` are (seed, KiB)."""
     data = b''.join(noise(kib << 10, seed) for seed, kib in parts)
     put(repo, name, data)
     held.note(name, len(data), None)
@@ -78,7 +78,7 @@ def add(repo, held, name, *parts):
 
 @pytest.fixture
 def model(repo, held):
-    """Six images of a megabyte, and half of one that all have."""
+    """Store six images of 1 MiB each, with half a megabyte in common."""
     return {f'image-{n}': add(repo, held, f'image-{n}', (n, 1024), (99, 512))
             for n in range(6)}
 
@@ -105,20 +105,20 @@ def plan(maintainer, held, limit, coming=0):
 
 
 def taken(path):
-    """As du has it."""
+    """Return the repository's size as du reports it."""
     done = subprocess.run(['du', '--block-size=1', '--summarize', path],
                           capture_output=True, check=True, timeout=LIMIT)
     return int(done.stdout.split()[0])
 
 
 def need(repo, model, gone):
-    """The images but for some, each with what it had."""
+    """Require that all images but some are there, unchanged."""
     maintenance.require_contents(
         repo, {name: data for name, data in model.items()
                if name not in gone})
 
 
-# -- who goes -----------------------------------------------------------------
+# -- evicted images -----------------------------------------------------------
 
 def test_the_least_recently_used_go_first(maintainer, repo, path, held,
                                           model):
@@ -140,7 +140,7 @@ def test_the_least_recently_used_go_first(maintainer, repo, path, held,
     need(repo, model, result.evicted)
     maintenance.require_collected(maintainer)
     repositories.require_clean(path)
-    # And no more than that.
+    # The next run evicts nothing.
     assert evict(maintainer, held, limit).evicted == []
 
 
@@ -157,14 +157,14 @@ def test_below_the_limit_nothing_is_looked_at(maintainer, path, held):
         result = evict(maintainer, held, limit)
         assert result == evictor.Result([], 0, 0, None, None, {})
     maintenance.unwatch(maintainer)
-    # It only makes sure, each time, that it is the maintainer.
+    # The run only checks, each time, that it is the maintainer.
     assert log.calls == 2 * [
         'engine.lock', 'catalog.is_opened_elsewhere']
 
 
 def test_what_is_dead_already_goes_first(maintainer, repo, path, held,
                                          model):
-    """No image is evicted where a collection does."""
+    """No image is evicted if a collection frees enough space."""
     repo.delete('image-5')
     with repo.begin('given-up') as transaction:
         transaction.write(noise(MIB, 55))
@@ -172,7 +172,7 @@ def test_what_is_dead_already_goes_first(maintainer, repo, path, held,
     result = evict(maintainer, held, taken(path) - 1.9 * MIB)
     assert result.evicted == [] and result.disk_bytes > 1.9 * MIB
     need(repo, model, ['image-5'])
-    # Planned it is neither.
+    # The plan evicts no image either.
     repo.delete('image-4')
     planned = plan(maintainer, held, taken(path) - 0.9 * MIB)
     assert planned.images == [] and planned.over_bytes == 0
@@ -187,7 +187,7 @@ def test_what_is_on_its_way_needs_room_too(maintainer, repo, path, held,
 
 def test_what_came_meanwhile_does_not_count_twice(
         maintainer, repo, path, held, model):
-    """An image is stored while the evictor makes room for it."""
+    """An image that arrives during a run is not counted twice."""
     left = [3 * MIB]
 
     class Arriving(pacing.Pace):
@@ -205,7 +205,7 @@ def test_what_came_meanwhile_does_not_count_twice(
 
 
 def test_images_that_share_nearly_all(repo, path, held):
-    """The guess is right, so that few collections do."""
+    """The evictor estimates well for similar images and seldom collects."""
     for n in range(40):
         add(repo, held, f'image-{n:02}', (99, 2048), (n, 32))
     with maintaining(repo) as maintainer:
@@ -218,14 +218,17 @@ def test_images_that_share_nearly_all(repo, path, held):
         assert result.evicted == [
             f'image-{n:02}' for n in range(len(result.evicted))]
         assert len(log.where('catalog.txids')) <= 5     # a reconcile each
-        # What all have goes with the last.
+        # The shared blocks go with the last image.
         result = evict(maintainer, held, 1.5 * MIB)
         assert result.evicted[-1] == 'image-39' and repo.images() == []
         assert taken(path) < MIB
 
 
 def test_what_is_not_counted_yet(maintainer, repo, path, held, model):
-    """Committed behind the first collection, and by nobody used."""
+    """An image without a count or a use is evicted first.
+
+    It was committed after the first collection.
+    """
     def commit():
         put(repo, 'late', noise(2 * MIB, 66))
     maintenance.watch(maintainer, maintenance.Once('engine.spool', commit,
@@ -245,7 +248,7 @@ def test_memory_of_a_round_is_bounded(maintainer, repo, path, held, model,
     assert result.evicted == ['image-0', 'image-1', 'image-2']
 
 
-# -- who stays ----------------------------------------------------------------
+# -- images that stay ---------------------------------------------------------
 
 def test_an_image_that_is_read_stays(maintainer, repo, path, held, model):
     with repo.open_image('image-0') as image, repo.open_image('image-2'):
@@ -294,7 +297,7 @@ def test_an_image_that_another_process_reads(maintainer, repo, path, held,
 
 
 def test_to_ask_takes_nothing(maintainer, repo, path, held, model):
-    """Neither readers nor the maintainer are refused meanwhile."""
+    """The check for readers takes no lock that refuses another process."""
     file = path / 'images' / 'image-0'
     assert not maintainer.engine.is_read('image-0')
     with open(file, 'rb') as f:
@@ -306,9 +309,12 @@ def test_to_ask_takes_nothing(maintainer, repo, path, held, model):
 
 def test_what_a_pull_holds_counts_as_given_back(maintainer, repo, path, held,
                                                 model):
-    """Else all images would go, one after the other, for nothing."""
+    """Space that a pull holds counts as freed.
+
+    Otherwise the evictor would evict all images in vain.
+    """
     with repo.begin('arriving') as transaction:
-        # It holds every group: it has found blocks in each.
+        # The pull holds every group, since it found blocks in each of them.
         for n in range(6):
             transaction.write(noise(4096, n))
         transaction.keep()
@@ -325,7 +331,7 @@ def test_what_a_pull_holds_counts_as_given_back(maintainer, repo, path, held,
 
 
 def test_an_image_that_cannot_be_deleted(maintainer, repo, path, held, model):
-    """The next goes in its place."""
+    """If an image cannot be deleted, the next one is evicted."""
     before = taken(path)
     with maintainer.image_lock('image-0'):
         result = evict(maintainer, held, before - MIB // 2)
@@ -338,7 +344,10 @@ def test_an_image_that_cannot_be_deleted(maintainer, repo, path, held, model):
 
 
 def test_a_damaged_recipe_is_given_up(maintainer, repo, path, held, model):
-    """It may need any block, so nothing could be freed; but it comes again."""
+    """A damaged recipe is given up, since it would prevent any collection.
+
+    A cache can pull the image again.
+    """
     add(repo, held, 'damaged', (44, 1024))
     recipe = path / 'images' / 'damaged'
     content = bytearray(recipe.read_bytes())
@@ -347,7 +356,7 @@ def test_a_damaged_recipe_is_given_up(maintainer, repo, path, held, model):
     before = taken(path)
     result = evict(maintainer, held, before - 2.5 * MIB)
     assert result.refused is None and result.short is None
-    # Its own megabyte is not enough.
+    # The image's own megabyte is not enough.
     assert result.evicted == ['damaged', 'image-0', 'image-1']
     assert held.status()['images'] == 4
     need(repo, model, result.evicted)
@@ -356,7 +365,7 @@ def test_a_damaged_recipe_is_given_up(maintainer, repo, path, held, model):
 
 
 def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
-    """Nothing goes as long as nothing can be freed."""
+    """A damaged image is evicted first, even while a reader has it open."""
     data = noise(MIB, 44)
     put(repo, 'damaged', data)
     with repo.open_image('damaged') as image:
@@ -373,7 +382,10 @@ def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
 
 @pytest.mark.parametrize('damaged', [False, True])
 def test_backups_stay(tmp_path, damaged):
-    """Also one that cannot be read: nobody could give it back."""
+    """Backups are never evicted, not even unreadable ones.
+
+    No other host could return them.
+    """
     backup = 'b_web_20261123T180000Z'
     path = create(tmp_path)
     with (repositories.open_repository(path, codec='none') as repo,
@@ -403,7 +415,7 @@ def test_a_limit_that_is_too_small(maintainer, held, repo):
     assert len(repo.images()) == 6
 
 
-# -- the disk's own end -------------------------------------------------------
+# -- the disk's size ----------------------------------------------------------
 
 @pytest.fixture
 def small_disk(tmp_path):
@@ -413,7 +425,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_a_limit_too(small_disk, tmp_path):
-    """Where there is no other."""
+    """A full disk acts as the limit if there is no other limit."""
     path = create(small_disk)
     with repositories.open_repository(
             path, codec='none', filter_dir=str(tmp_path / 'filter')) as repo, \
@@ -437,7 +449,10 @@ def test_a_full_disk_is_a_limit_too(small_disk, tmp_path):
 
 
 def test_nothing_goes_where_it_would_be_in_vain(small_disk, tmp_path):
-    """Others fill the disk; or what is coming is larger than it."""
+    """No image is evicted if this would not help.
+
+    Other files fill the disk, or the arriving image is larger than the disk.
+    """
     path = create(small_disk)
     with repositories.open_repository(
             path, codec='none', filter_dir=str(tmp_path / 'filter')) as repo, \
@@ -458,7 +473,7 @@ def test_nothing_goes_where_it_would_be_in_vain(small_disk, tmp_path):
 # -- stopping and dying -------------------------------------------------------
 
 class Stopping(pacing.Pace):
-    """Is asked to stop after so many steps."""
+    """A pace that stops the task after this many steps."""
 
     def __init__(self, steps):
         super().__init__()
@@ -499,7 +514,7 @@ def test_progress(maintainer, path, held):
 
 # Long: the repository is copied, recovered and checked for each kill.
 def test_killed_at_any_call(tmp_path, repo, path, held, model):
-    """At most an image is lost that can be pulled again; none is half."""
+    """After a kill, only images due for eviction are gone; none is partial."""
     with maintaining(repo) as maintainer:
         maintenance.account(maintainer)
     held.save()
@@ -524,7 +539,7 @@ def test_killed_at_any_call(tmp_path, repo, path, held, model):
                 pass
             finally:
                 maintenance.kill(maintainer)
-                held._dirty = False     # it was not written either
+                held._dirty = False     # a kill would not write it either
                 held.close()
             left = repo.images()
             assert left == sorted(model)[6 - len(left):] and len(left) >= 3
@@ -539,10 +554,10 @@ def test_killed_at_any_call(tmp_path, repo, path, held, model):
     assert calls > 50
 
 
-# -- with others at work ------------------------------------------------------
+# -- concurrent work ----------------------------------------------------------
 
 def test_beside_readers_and_uploads(repo, path, held, model):
-    """Whoever has an image open reads it; whoever has not may not find it."""
+    """A reader with an open image reads it; others may get ImageNotFound."""
     stopping = threading.Event()
     failures, reads = [], []
 
@@ -574,7 +589,7 @@ def test_beside_readers_and_uploads(repo, path, held, model):
             while held.evictions <= 5 or len(reads) <= 20:
                 assert time.monotonic() < deadline, failures
                 result = evict(maintainer, held, 3.5 * MIB)
-                # However quickly they come again.
+                # No image is evicted twice, however soon it is stored again.
                 assert len(result.evicted) == len(set(result.evicted))
     finally:
         stopping.set()
@@ -589,7 +604,7 @@ def test_beside_readers_and_uploads(repo, path, held, model):
     repositories.require_clean(path)
 
 
-# -- as a task ----------------------------------------------------------------
+# -- the task -----------------------------------------------------------------
 
 def test_what_is_counted_is_what_du_says(maintainer, repo, path):
     for n in range(3):
@@ -608,7 +623,7 @@ def options():
 
 
 def test_by_name(maintainer, repo, path, held):
-    """As the daemon does it, and as the command line."""
+    """The daemon and the command line run the same task by its name."""
     pace = pacing.Pace()
     settings = options().dedupd
     limit = taken(path) // MIB - 1

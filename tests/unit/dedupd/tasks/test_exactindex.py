@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exact index: nothing that happens to its files loses a duplicate."""
+"""The exact index: no damage to its files loses a duplicate."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def files(repo, kind=''):
 
 
 class Died(BaseException):
-    """In place of a kill."""
+    """An exception that replaces a kill."""
 
 
 CHANGING = ('add', 'write', 'remove', 'finish_merge', 'fill', 'tidy',
@@ -80,7 +80,7 @@ def watched(monkeypatch, before):
 
 
 def die_at(monkeypatch, maintainer, left):
-    """Merge, and die before the change number `left`; whether it did."""
+    """Merge, and die before change number `left`; return True if it died."""
     def before(name, arguments):
         nonlocal left
         left -= 1
@@ -102,7 +102,10 @@ def die_at(monkeypatch, maintainer, left):
 
 @pytest.mark.parametrize('taken', [False, True], ids=['killed', 'twice'])
 def test_killed_before_any_change(tmp_path, monkeypatch, taken):
-    """Blocks that are known, new, freed, and in several groups."""
+    """A merge that dies before any change loses no duplicate.
+
+    The blocks are known, new, freed, or in several groups.
+    """
     monkeypatch.setattr(exactindex, 'SPLIT_RECORDS', 100)
     monkeypatch.setattr(exactindex, 'SORTED_RECORDS', 400)
     monkeypatch.setattr(exactindex, 'PAIRS_AT_ONCE', 300)
@@ -132,7 +135,7 @@ def test_killed_before_any_change(tmp_path, monkeypatch, taken):
 
 
 def with_all_kinds(maintainer, monkeypatch):
-    """An index with a file of each kind, which the next run is to use."""
+    """Make an index with a file of each kind that the next run will use."""
     repo = maintainer.repository
     test_merger.put_at_once(repo, a=DATA, b=DATA)
     test_merger.merge(maintainer, exclude=lambda facts: True)
@@ -186,7 +189,7 @@ def test_damage(repo, maintainer, monkeypatch, kind, damage):
     assert not before.exists()
     assert test_merger.merge(maintainer).failed == {}
     test_merger.require_exact(maintainer, images)
-    # A file of cursors that is wrong makes the index anew.
+    # A wrong file of cursors causes a new index.
     if damage is not removed and not (damage is renamed and kind in (
             'run', 'gone', 'pairs', 'shard')) and kind != 'cursors':
         assert before.is_file()
@@ -204,7 +207,7 @@ def test_index_of_another_catalog(repo, maintainer, monkeypatch):
     test_merger.require_exact(maintainer, images)
     new = {file.name: file.read_bytes() for file in files(repo)}
     assert not set(old.values()) & set(new.values())
-    # One comes back: it has another catalog's id, and is not believed.
+    # An old shard returns: it has another catalog's id and does not count.
     shard, = (name for name in old if name.startswith('shard-'))
     late = files(repo)[0].with_name(shard[:-2] + 'ff')
     late.write_bytes(old[shard])
@@ -218,7 +221,10 @@ def test_index_of_another_catalog(repo, maintainer, monkeypatch):
 @pytest.mark.parametrize('kind', KINDS)
 def test_files_of_another_repository(tmp_path, repo, maintainer, monkeypatch,
                                      kind):
-    """Such as a wrong restore leaves: names and checksums are right."""
+    """Files of another repository do not count, though they are intact.
+
+    A wrong restore may leave such files.
+    """
     images = with_all_kinds(maintainer, monkeypatch)
     path = repositories.create(tmp_path / 'other', group_slots=1024)
     with (repositories.open_repository(path) as other,
@@ -226,7 +232,7 @@ def test_files_of_another_repository(tmp_path, repo, maintainer, monkeypatch,
         with_all_kinds(maintainer_of_other, monkeypatch)
         for mine, theirs in zip(files(repo, kind), files(other, kind)):
             mine.write_bytes(theirs.read_bytes())
-            # These have their number in the name, and in the head.
+            # These files have their number in the name and in the head.
             mine.rename(mine.with_name(theirs.name))
     test_merger.merge(maintainer)
     test_merger.require_exact(maintainer, images)
@@ -234,7 +240,7 @@ def test_files_of_another_repository(tmp_path, repo, maintainer, monkeypatch,
 
 
 def unsort(file, kind):
-    """Turn a file's items round, or repeat a single one; all checksums fit."""
+    """Reverse a file's items, or repeat a single one, with valid checksums."""
     old = file.read_bytes()
     size = format_writer.IndexFile.SIZES[format_writer.IndexFile.KINDS[kind]]
     items = [old[at:at + size] for at in range(512, len(old) - 8, size)]
@@ -257,7 +263,7 @@ def test_unsorted(repo, maintainer, monkeypatch, kind):
 @pytest.mark.parametrize('stage', ['write', 'add', 'begin_merge',
                                    'finish_merge', 'catalog'])
 def test_full_disk(tmp_path, monkeypatch, stage):
-    """The run ends with an error; what it had begun is removed."""
+    """A run ends with an error on a full disk and removes its new files."""
     with repositories.small_disk(tmp_path / 'disk', 48 * MIB) as disk:
         path = repositories.create(disk / 'repo', group_slots=1024)
         with (repositories.open_repository(path) as repo,
@@ -280,7 +286,7 @@ def test_full_disk(tmp_path, monkeypatch, stage):
                 return take(*arguments)
             monkeypatch.setattr(duplicate_pairs.Duplicates, '_take',
                                 watched_take)
-            # The catalog has some room of its own.
+            # The catalog has some reserved space.
             fails = (contextlib.nullcontext() if stage == 'catalog'
                      else pytest.raises(exceptions.NoSpaceError))
             with watched(monkeypatch, before), fails:
@@ -305,7 +311,7 @@ def test_runs_of_a_shard_that_does_not_count(repo, maintainer):
 
 
 def test_newer_version(repo, maintainer):
-    """It is left alone, and nothing is merged."""
+    """A file of a newer version stays as it is, and nothing is merged."""
     test_merger.put_at_once(repo, a=DATA, b=DATA)
     test_merger.merge(maintainer, exclude=lambda facts: True)
     cursors, = files(repo, 'cursors')
@@ -330,7 +336,7 @@ def test_another_process_has_the_lock(repo, maintainer, monkeypatch):
 
 
 def test_group_that_comes_back(repo, maintainer):
-    """Its records may have gone meanwhile, so all of it is read again."""
+    """A group that returns is read again, since its records may be gone."""
     repositories.put(repo, 'a', DATA)
     number = test_merger.addresses(maintainer, 'a')[0] >> 15
     repositories.put(repo, 'b', repositories.noise(5 * MIB, 9))
@@ -345,7 +351,7 @@ def test_group_that_comes_back(repo, maintainer):
 
 
 def test_without_a_catalog(repo, maintainer, monkeypatch):
-    """The first two stages need none: any daemon can run them."""
+    """The first two stages work without a catalog, so any daemon runs them."""
     monkeypatch.setattr(exactindex, 'PAIRS_AT_ONCE', 100)
     test_merger.put_at_once(repo, a=DATA, b=DATA)
     test_merger.merge(maintainer, exclude=lambda facts: True)
@@ -359,7 +365,7 @@ def test_without_a_catalog(repo, maintainer, monkeypatch):
             file, = index.pairs_files()
             portions = list(index.portions(file))
             assert [len(pairs) // 16 for pairs in portions] == [100, 100, 56]
-            # So few groups are in more than one.
+            # With sorted portions, few groups are in more than one portion.
             assert b''.join(portions) == _engine.pairs_sort(b''.join(portions))
     assert test_merger.merge(maintainer).scanned == 0
     test_merger.require_exact(maintainer, {'a': DATA, 'b': DATA, 'c': OTHER,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What helpers do, and what the maintainer makes of what they found."""
+"""Work of helpers, and the maintainer's use of their findings."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ def helper(path, other):
 
 @pytest.fixture
 def model(other):
-    """Two full groups of text, one of noise, and one that is not full."""
+    """Store two full groups of text, one of noise, and a partial one."""
     text = [noise(SLOTS * BLOCK // 2, seed).hex().encode() for seed in (1, 2)]
     model = {'text': b''.join(text), 'noise': noise(SLOTS * BLOCK, 3),
              'rest': noise(5 * BLOCK, 4)}
@@ -100,13 +100,16 @@ def test_a_share_becomes_smaller_beside_a_maintainer(
 
 
 def test_a_helper_changes_no_file_in_place(path, helper, model):
-    """The group that stays is the maintainer's to mark (I4)."""
+    """A helper writes its result to its notes and changes no group (I4).
+
+    Only the maintainer marks the group.
+    """
     before = bytes_of(path)['00000003']
     assert recompress(helper).kept == 1
     assert bytes_of(path)['00000003'] == before
     assert helper.notes.kept == {3: (ZSTD, 3, False)}
     assert host_notes.load(path, 0).kept == {3: (ZSTD, 3, False)}
-    # It is not tried again; nor by the next daemon with this number.
+    # Neither this helper nor the next daemon with its number tries again.
     assert recompress(helper) == recompressor.Result()
 
 
@@ -121,7 +124,7 @@ def test_the_maintainer_notes_what_a_helper_kept(path, maintainer, helper,
 
 
 def test_groups_that_nobody_takes_any_more(helper, model):
-    """A member goes, and leaves its share in the middle of a run."""
+    """A run takes over the groups of a member that leaves in the middle."""
     gone = []
 
     class Going(pacing.Pace):
@@ -135,7 +138,7 @@ def test_groups_that_nobody_takes_any_more(helper, model):
 
 
 def test_damaged_groups_are_left_alone(path, maintainer, helper, model):
-    """The entries tell, without a catalog."""
+    """A helper recognises damage by the group's entries, without a catalog."""
     with contextlib.closing(maintainer.engine.enter_group(1)) as group:
         group.mark_damaged(block_addresses.pack([5]))
     result = recompress(helper)
@@ -144,7 +147,7 @@ def test_damaged_groups_are_left_alone(path, maintainer, helper, model):
 
 
 def test_one_lease_at_a_time(path, maintainer, helper, model):
-    """A run that makes way gives up its group, and the group's space."""
+    """A run that makes way releases its group and the group's space."""
 
     class Stopping(pacing.Pace):
         def step(self, *args, **kwargs):
@@ -152,7 +155,7 @@ def test_one_lease_at_a_time(path, maintainer, helper, model):
                 self.stop()
             super().step(*args, **kwargs)
 
-    # Its traceback keeps all objects of the run.
+    # The traceback keeps all objects of the run.
     with pytest.raises(pacing.Stopped) as caught:
         recompress(helper, Stopping())
     assert caught.tb is not None and helper.rewriting is None
@@ -164,7 +167,7 @@ def test_one_lease_at_a_time(path, maintainer, helper, model):
 
 def test_the_collectors_intent_is_answered_within_a_second(
         path, helper, model):
-    """Even while the rate demands a wait of minutes."""
+    """A helper makes way for the collector even during a long wait."""
     def maintain():
         with (repositories.open_repository(path) as mine,
               maintenance.maintaining(mine) as maintainer):
@@ -192,12 +195,15 @@ def test_the_collectors_intent_is_answered_within_a_second(
                         is_mine=lambda group: group == 1)
     assert (result.groups, result.busy) == (0, 1)
     assert pacing.MAX_WAIT < 1.0
-    # Without the intent it would take longer.
+    # Without the intent, the helper would take longer.
     assert repositories.wait_for_child(children[0]) < 60
 
 
 def test_a_full_disk_ends_the_work(path, maintainer, helper, model):
-    """The space of the unfinished file comes back, and collection works."""
+    """On a full disk, the space of the unfinished file is freed again.
+
+    A collection works after that.
+    """
     put(helper.repository, 'gone', noise(SLOTS * BLOCK, 9))
     helper.repository.delete('gone')
     before = maintenance.disk(path)
@@ -221,7 +227,7 @@ def test_a_full_disk_ends_the_work(path, maintainer, helper, model):
 
 @pytest.fixture
 def damaged(path, other, model):
-    """A damaged block of group 1, and one of group 3."""
+    """Damage a block of group 1 and a block of group 3."""
     found = [maintenance.blocks_of(other, 'text')[7],
              maintenance.blocks_of(other, 'noise')[9]]
     pairs = [tuple(address) for address in found]
@@ -246,7 +252,7 @@ def test_found_verified_marked_and_reported(path, maintainer, helper,
         assert facts['images'] == [image]
         assert (path / facts['quarantine']).exists()
     assert maintainer.catalog.scrub_state()['waiting'] == []
-    # The next pass finds them marked, and says so.
+    # The next pass finds them marked and reports them.
     assert scrub(helper).found == 0 and len(helper.notes.found) == 2
 
 
@@ -315,7 +321,7 @@ def test_notes_are_taken_once(path, maintainer, helper, damaged, monkeypatch):
 def test_a_share_is_verified(path, helper, damaged):
     result = scrub(helper, lambda group: group == 3)
     assert result.blocks == SLOTS and result.found == 1
-    # Group 1 is not forgotten while it is another's, but it is when it is.
+    # The helper drops a finding in a group that belongs to another host.
     helper.notes.found.add(block_addresses.address(1, 0))
     scrub(helper, lambda group: group == 3)
     assert helper.notes.found == {block_addresses.address(*damaged[1])}
@@ -328,7 +334,7 @@ def test_the_maintainer_leaves_the_other_shares(path, maintainer, model):
 
 def test_the_maintainer_reads_all_while_damage_is_known(
         path, maintainer, helper, damaged):
-    """Any group may have a copy."""
+    """The maintainer reads every group for copies while damage is known."""
     scrub(helper)
     take(maintainer)
     result = scrubbing.scrub(maintainer, is_mine=lambda group: False)
@@ -347,7 +353,8 @@ def test_an_unreadable_group(path, maintainer, helper, model):
     take(maintainer)
     assert maintainer.catalog.scrub_state()['unreadable'][
         'groups/00000002']['images'] == ['text']
-    # The maintainer looks there, whoever has the share, until it is readable.
+    # The maintainer reads the group until it is readable, no matter which host
+    # has it.
     scrubbing.flip(path / 'groups/00000002', 0)
     scrubbing.scrub(maintainer, is_mine=lambda group: False)
     assert maintainer.catalog.scrub_state()['unreadable'] == {}
@@ -392,7 +399,7 @@ def test_nobody_else_may_help(path, other, monkeypatch):
 
 
 def test_locks_of_a_dead_helper_fall(path, repo, maintainer, helper, model):
-    """And its file in the spool goes."""
+    """The locks of a dead helper are free, and its spool file is removed."""
     started = os.pipe()
     pid, pipe = repositories.fork_child(
         lambda: _rewrite_and_wait(path, started[1]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging (N10): every duplicate is found, and nothing but the space changes.
+"""Merging (N10): every duplicate is found, and only the space changes.
 
-Duplicates come about as they do in use: by uploads at the same time, which
-cannot see one another's blocks; by a filter that has no hint; and by stores
-that were not loaded because too many had to be.
+Duplicates arise as they do in use: from uploads at the same time, which cannot
+see one another's blocks; from a filter without a hint; and from fingerprint
+tables that were skipped because there were too many.
 """
 
 import array
@@ -55,10 +55,10 @@ def repo(path):
 
 
 def put_at_once(repo, **images):
-    """Uploads that cannot find one another's blocks.
+    """Make uploads that cannot find one another's blocks.
 
-    A write of 1 MiB or more is looked up and stored at once, and published by
-    the commit.
+    A write of 1 MiB or more is looked up and stored at once. The commit
+    publishes it.
     """
     with contextlib.ExitStack() as stack:
         transactions = {
@@ -80,7 +80,7 @@ def collect(maintainer):
 
 
 def addresses(maintainer, image_id):
-    """The addresses of an image's blocks, in its order."""
+    """Return the addresses of an image's blocks, in the image's order."""
     with contextlib.closing(
             maintainer.engine.open_recipe(image_id)) as recipe:
         words = array.array('I', recipe.runs())
@@ -91,7 +91,7 @@ def addresses(maintainer, image_id):
 
 
 def shards(maintainer):
-    """The files of the shards that count."""
+    """Return the files of the shards that count."""
     with contextlib.closing(_engine.Index(
             maintainer.handle, maintainer.catalog.id)) as index:
         found, complete = index.shards()
@@ -100,7 +100,7 @@ def shards(maintainer):
 
 
 def records(maintainer):
-    """How many records the exact index has."""
+    """Return the number of records in the exact index."""
     sizes = [os.stat(path).st_size for path in pathlib.Path(
         maintainer.repository.path, 'index').glob('shard-*')]
     return sum((size - 512) // 13 for size in sizes)
@@ -112,7 +112,7 @@ def blocks_of(data, size=BLOCK):
 
 
 def require_exact(maintainer, images, size=BLOCK):
-    """The images are what they were, and each block is stored once."""
+    """Require unchanged images and a single copy of each block."""
     named = set()
     wanted = set()
     for image_id, data in images.items():
@@ -120,13 +120,13 @@ def require_exact(maintainer, images, size=BLOCK):
         named.update(addresses(maintainer, image_id))
         wanted |= blocks_of(data, size)
     assert len(named) == len(wanted)
-    # The counts say so, too.
+    # The counts agree.
     account(maintainer)
     assert maintainer.catalog.statistics()['unique_blocks'] == len(wanted)
 
 
 def require_settled(maintainer):
-    """Nothing is left of merging in the spool, and the counts are right."""
+    """Require an empty spool after merging, and correct counts."""
     account(maintainer)
     path = maintainer.repository.path
     assert [name for name in os.listdir(os.path.join(path, 'spool'))
@@ -135,7 +135,7 @@ def require_settled(maintainer):
     repositories.require_clean(path)
 
 
-# -- what is found ------------------------------------------------------------
+# -- duplicates that are found ------------------------------------------------
 
 def test_uploads_at_the_same_time(repo, maintainer):
     data = repositories.noise(MIB)
@@ -152,7 +152,7 @@ def test_uploads_at_the_same_time(repo, maintainer):
     assert repo.stat('b').upload_id == upload
     with pytest.raises(exceptions.ImageExists):
         repo.begin('b')
-    # All is known, and there is nothing more to do.
+    # All duplicates are known, and there is no more work.
     assert merge(maintainer) == merger.Result(0, 0, 0, 0, 0, 0, 0, {})
     assert collect(maintainer).freed_blocks == 2 * 256
     assert merge(maintainer) == merger.Result(0, 0, 0, 0, 0, 0, 0, {})
@@ -207,7 +207,7 @@ def test_filter_that_is_too_small(tmp_path):
                                group_slots=4096)
     rng = random.Random(5)
     data = repositories.noise(70 * MIB)
-    # Single blocks, between others: neighbours do not help.
+    # Single blocks lie between others, so neighbours do not help.
     second = bytearray(rng.randbytes(2 * MIB))
     for at in range(0, len(second), 1024):
         begin = rng.randrange(len(data) // 512) * 512
@@ -237,10 +237,10 @@ def test_filter_that_was_rebuilt(path):
 
 @pytest.mark.parametrize('grows', [False, True])
 def test_older_address_that_comes_late(repo, maintainer, monkeypatch, grows):
-    """The lower address of a block may be published after the higher ones.
+    """A block's lower address may be published after the higher ones.
 
-    Then what was known of duplicates of a higher one is now of the lower; a
-    shard may be split just then.
+    Then the known duplicates of the higher address belong to the lower one. A
+    shard may be split at the same time.
     """
     if grows:
         monkeypatch.setattr(exactindex, 'SPLIT_RECORDS', 100)
@@ -266,7 +266,7 @@ def test_older_address_that_comes_late(repo, maintainer, monkeypatch, grows):
 
 @pytest.mark.parametrize('seed', range(3))
 def test_everything_at_random(repo, maintainer, seed):
-    """Uploads, deletions, merging and collection in any order."""
+    """Random uploads, deletions, merges and collections lose no data."""
     rng = random.Random(seed)
     parts = [repositories.noise(BLOCK, seed) for seed in range(400)]
     images = {}
@@ -293,7 +293,7 @@ def test_everything_at_random(repo, maintainer, seed):
     require_settled(maintainer)
 
 
-# -- what the index knows -----------------------------------------------------
+# -- records in the index -----------------------------------------------------
 
 def test_record_of_a_block_that_was_freed(repo, maintainer):
     data = repositories.noise(MIB)
@@ -304,7 +304,7 @@ def test_record_of_a_block_that_was_freed(repo, maintainer):
     put_at_once(repo, b=data, c=data)
     merge(maintainer)
     require_exact(maintainer, {'b': data, 'c': data})
-    # And the index has them: a further one is found.
+    # The index has these records, so it finds another duplicate.
     put_at_once(repo, d=data, e=data[::-1])
     merge(maintainer)
     require_exact(maintainer,
@@ -313,7 +313,7 @@ def test_record_of_a_block_that_was_freed(repo, maintainer):
 
 
 def test_known_block_that_is_freed(repo, maintainer):
-    """Its duplicates take its place in the index."""
+    """The duplicates of a freed block replace it in the index."""
     data = repositories.noise(MIB)
     put_at_once(repo, a=data, b=data, c=data)
     repo.delete('a')
@@ -330,7 +330,10 @@ def test_known_block_that_is_freed(repo, maintainer):
 
 
 def test_block_that_nobody_uses(repo, maintainer):
-    """Nothing is merged to it; but as long as it lives it may be used."""
+    """Nothing is merged to an unused block.
+
+    An upload may still use it while it lives.
+    """
     data = repositories.noise(MIB)
     put_at_once(repo, a=data, b=data)
     repo.delete('a')
@@ -367,7 +370,7 @@ def test_index_grows(repo, maintainer, monkeypatch):
 
 
 def test_index_that_is_worn(repo, maintainer):
-    """It does not grow with all that was ever stored."""
+    """The index does not grow with all data that was ever stored."""
     kept = repositories.noise(BLOCK * 20, 99)
     images = {'kept': kept}
     repositories.put(repo, 'kept', kept)
@@ -388,7 +391,7 @@ def test_index_that_is_worn(repo, maintainer):
 
 
 def test_small_portions(repo, maintainer, monkeypatch):
-    """Whatever is bounded, at its bound."""
+    """Merging works with each limit at its minimum."""
     monkeypatch.setattr(exactindex, 'SORTED_RECORDS', 100)
     monkeypatch.setattr(exactindex, 'PAIRS_AT_ONCE', 3)
     monkeypatch.setattr(exactindex, 'SORTED_PAIRS', 5)
@@ -399,7 +402,7 @@ def test_small_portions(repo, maintainer, monkeypatch):
     data = repositories.noise(MIB)
     images = {'a': data, 'b': data[::-1], 'c': data + data[::-1],
               'd': data, 'e': data, 'f': data}
-    # The copy that the index knows is used by nobody.
+    # No image uses the copy that the index knows.
     put_at_once(repo, first=data, **images)
     repo.delete('first')
     merge(maintainer)
@@ -433,11 +436,11 @@ def test_equal_fingerprints_of_different_blocks(tmp_path):
             assert first.merged_blocks and not first.failed
             for image_id, content in images.items():
                 assert repositories.read_all(repo, image_id) == content
-            # What collides is not tried again and again.
+            # Blocks with a collision are not tried again.
             assert merge(maintainer).duplicates == 0
 
 
-# -- what is not merged -------------------------------------------------------
+# -- images that are not merged -----------------------------------------------
 
 def test_images_that_are_excluded(repo, maintainer):
     data = repositories.noise(MIB)
@@ -448,7 +451,7 @@ def test_images_that_are_excluded(repo, maintainer):
     assert result.images == 1
     assert result.merged_blocks == 256
     assert os.stat(os.path.join(repo.path, 'images', 'b')).st_ino == inode
-    # It is found again when it may be merged.
+    # The image is merged when this is allowed.
     assert merge(maintainer).images == 1
     require_exact(maintainer, {'a': data, 'b': data, 'c': data})
     require_settled(maintainer)
@@ -506,7 +509,7 @@ def test_damaged_block_is_healed_by_a_later_upload(repo, maintainer):
     with contextlib.closing(
             maintainer.engine.enter_group(address >> 15)) as group:
         group.mark_damaged(array.array('I', [address & 32767]).tobytes())
-    # A mark alone does not keep anybody from reading what can be read.
+    # A mark alone does not stop a client from reading intact bytes.
     assert repositories.read_all(repo, 'a') == data
     file = repositories.Group(repo.path, address >> 15)
     _, _, segment, place = file.entry(address & 32767)
@@ -525,10 +528,10 @@ def test_damaged_block_is_healed_by_a_later_upload(repo, maintainer):
     assert repositories.read_all(repo, 'b') == data
 
 
-# -- others at work -----------------------------------------------------------
+# -- concurrent work ----------------------------------------------------------
 
 def test_counted_before_it_takes_the_name(repo, maintainer):
-    """N10.3 before N10.6: at no time is there an image that is not counted."""
+    """N10.3 before N10.6: an image is counted at all times."""
     data = repositories.noise(MIB)
     put_at_once(repo, a=data, b=data)
     seen = []
@@ -552,7 +555,7 @@ def test_counted_before_it_takes_the_name(repo, maintainer):
 
 def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
                                                  monkeypatch):
-    """N10.3 in steps: what was counted of it is taken back, exactly."""
+    """N10.3 in steps: the counts of a stopped merge are taken back exactly."""
     pieces = [repositories.noise(BLOCK, n) + bytes(BLOCK) for n in range(200)]
     data = b''.join(pieces)
     put_at_once(repo, a=data, b=data)
@@ -580,7 +583,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
     account(maintainer)
     assert maintenance.counts(maintainer.catalog) == expected
     assert list(maintainer.catalog.all_begun()) == []
-    # Not stopped, it takes as many steps, all before the exchange.
+    # A merge that is not stopped takes as many steps, all before the exchange.
     merged = merger.merge_image(maintainer, 'b', pairs.tobytes(),
                                 pacing.Pace())
     assert merged == merger.Merged(200, True, b'')
@@ -590,7 +593,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
 
 
 def merge_in_steps(maintainer, image_id, other, between):
-    """N10, with something in between; None if N10.1 found no image."""
+    """Merge with a call between the steps; None if N10.1 found no image."""
     old, new = addresses(maintainer, image_id), addresses(maintainer, other)
     mapping = array.array('Q', [
         address for pair in sorted(zip(old, new)) for address in pair])
@@ -616,7 +619,7 @@ STEPS = ['before N10.1', 'before N10.3', 'before N10.4', 'after N10.7']
 @pytest.mark.parametrize('step', STEPS)
 @pytest.mark.parametrize('again', [False, True], ids=['gone', 'replaced'])
 def test_deletion_meanwhile(repo, maintainer, step, again):
-    """I11: what was deleted does not come back, nor under a new upload."""
+    """I11: a deleted image does not return, nor under a new upload."""
     data, other = repositories.noise(MIB), repositories.noise(MIB, 2)
     put_at_once(repo, a=data, b=data)
     account(maintainer)
@@ -626,13 +629,14 @@ def test_deletion_meanwhile(repo, maintainer, step, again):
             repo.delete('b')
             if again:
                 repositories.put(repo, 'b', other)
-            # Were it un-counted by now, the collector could be at work.
+            # If the recipe were un-counted by now, the collector could free
+            # its blocks.
             account(maintainer)
 
     try:
         exchanged = merge_in_steps(maintainer, 'b', 'a', between)
     except exceptions.DamagedError:
-        # The other content, which the mapping does not fit.
+        # The new upload has other content, which does not fit the mapping.
         assert step == 'before N10.1' and again
         exchanged = None
     if step != 'after N10.7':
@@ -647,7 +651,7 @@ def test_deletion_meanwhile(repo, maintainer, step, again):
 
 @pytest.mark.parametrize('step', STEPS)
 def test_collection_meanwhile(repo, maintainer, step):
-    """What M names is kept, from N10.1 on, whatever happens to the rest."""
+    """The blocks that M names are kept from N10.1 on."""
     data = repositories.noise(MIB)
     put_at_once(repo, a=data, b=data)
     account(maintainer)
@@ -678,16 +682,16 @@ def test_reader_of_the_old_recipe(repo, maintainer):
     require_settled(maintainer)
 
 
-# -- death --------------------------------------------------------------------
+# -- kills --------------------------------------------------------------------
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed(path, function, *args):
-    """Whether a process that runs function(maintainer, ...) was killed.
+    """Return True if a process that runs function(maintainer, ...) was killed.
 
-    A new one, since LevelDB does not survive a fork.
+    The process is new, since LevelDB does not survive a fork.
     """
     child = subprocess.run(
         [sys.executable, '-c', 'import sys\n'
@@ -745,7 +749,7 @@ def die_in_exchange(maintainer):
 
 
 def test_killed_in_the_exchange(path):
-    """Between N10.5 and N10.6: O and X are left-overs of no meaning."""
+    """Accounting removes O and X after a kill between N10.5 and N10.6."""
     data = repositories.noise(MIB)
     with repositories.open_repository(path) as repo:
         put_at_once(repo, a=data, b=data)
@@ -799,7 +803,7 @@ def test_killed_in_one_run_after_the_other(path):
 
 @pytest.mark.parametrize('number', range(2, 13, 2))
 def test_killed_once(path, number):
-    """What a run that was killed had found, the next one knows, or finds."""
+    """The run after a kill finds all duplicates."""
     data = repositories.noise(MIB)
     images = {'a': data, 'b': data, 'c': data}
     with repositories.open_repository(path) as repo:
@@ -875,7 +879,7 @@ def test_relocation(repo, maintainer):
         assert list(pairs[::2]) == sorted(old)
         groups = {address >> 15 for address in old}
         assert not groups & {address >> 15 for address in pairs[1::2]}
-        # It keeps its copies until they are merged to (I6).
+        # The merge keeps the target copies until the blocks are merged (I6).
         for group in {address >> 15 for address in pairs[1::2]}:
             assert repositories.group_lock_held(
                 repo.path, repositories.SHARE_BYTE + group) == 'shared'
@@ -888,10 +892,10 @@ def test_relocation(repo, maintainer):
     require_settled(maintainer)
 
 
-# -- what is to stay must be good ---------------------------------------------
+# -- damaged merge targets ----------------------------------------------------
 
 def test_nothing_is_merged_to_a_block_that_went_bad(maintainer, repo, path):
-    """Or the last good one would go."""
+    """A damaged block is no merge target; the last good copy would be lost."""
     data = repositories.noise(MIB)
     put_at_once(repo, one=data, other=data)
     account(maintainer)

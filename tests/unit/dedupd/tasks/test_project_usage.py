@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Counting what projects share, compared with a count from scratch."""
+"""Counts of shared blocks per project, compared with a full count."""
 
 import collections
 import fractions
@@ -31,7 +31,7 @@ def count(maintainer, pace=None):
 
 
 def scratch(repo):
-    """The projects as the file is to have them, from the recipes alone."""
+    """Return the expected content of the file, from the recipes alone."""
     sums = collections.defaultdict(lambda: dict.fromkeys(projects.SUMS, 0))
     named = collections.defaultdict(set)
     for image_id in repo.images():
@@ -63,7 +63,7 @@ def scratch(repo):
 
 
 def require_right(repo):
-    """The file says what the recipes say."""
+    """Require that the file agrees with the recipes."""
     known = projects.load(repo.path)
     expected, disk = scratch(repo)
     assert sorted(known) == sorted(expected)
@@ -76,17 +76,17 @@ def require_right(repo):
         assert found.sharing.exclusive_blocks == exclusive
         assert found.sharing.shared_blocks == shared
         assert abs(found.sharing.charged_bytes - charged) < 1
-    # Nothing is charged twice, and nothing is left out.
+    # Each byte is charged exactly once.
     assert abs(disk - sum(found.sharing.charged_bytes
                           for found in known.values())) <= len(known)
 
 
 @pytest.mark.parametrize('seed', range(6))
 def test_against_a_count_from_scratch(path, repo, seed, monkeypatch):
-    """Images of several projects come and go; blocks are merged and freed."""
+    """The counts are right after random uploads, deletions and merges."""
     rng = random.Random(seed)
     if seed % 2:
-        # Several partitions, though there are few groups.
+        # There are several partitions, though there are few groups.
         monkeypatch.setattr(rebuild_worker, '_GROUPS', 2)
     with maintaining(repo) as maintainer:
         for turn in range(4):
@@ -122,12 +122,12 @@ def test_sums_are_written_by_accounting(path, repo):
         found = projects.load(path)['one']
         assert found.images == 1 and found.sharing is None
         assert found.stored_bytes == repo.stat('a').stored_bytes > 0
-        # It is written only when something has changed.
+        # The file is written only after a change.
         before = os.stat(path / projects.NAME).st_ino
         account(maintainer)
         assert os.stat(path / projects.NAME).st_ino == before
         count(maintainer)
-        # What was counted stays, with the project's next sums.
+        # The counts stay in the file, with the project's next sums.
         sharing = projects.load(path)['one'].sharing
         assert sharing.exclusive_blocks == 10
         put(repo, 'b', content(2), project='one')
@@ -220,7 +220,7 @@ def test_a_run_that_no_group_has():
 
 @pytest.mark.parametrize('most', [1, 2, 7, 100])
 def test_planes_count(most):
-    """Against counters of which each is a number."""
+    """The bit planes give the same counts as a counter for each block."""
     rng = random.Random(most)
     planes, counts = [], collections.Counter()
     for _ in range(most):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Recompression: what it does, what it leaves alone, and how it makes way."""
+"""Recompression: rewritten groups, skipped groups, and making way."""
 
 import os
 
@@ -26,7 +26,7 @@ SHARE = repositories.SHARE_BYTE
 
 
 def text(*seeds, blocks=SLOTS):
-    """A group's worth for each seed, that can be compressed to half."""
+    """Return a group of text for each seed; it compresses to half its size."""
     return b''.join(noise(blocks * BLOCK // 2, seed).hex().encode()
                     for seed in seeds)
 
@@ -37,7 +37,7 @@ def recompress(maintainer, codec='zstd', level=0, pace=None):
 
 
 class Stopping(pacing.Pace):
-    """Has the task make way after so many steps."""
+    """A pace that has the task make way after this many steps."""
 
     def __init__(self, steps, **arguments):
         super().__init__(**arguments)
@@ -57,7 +57,7 @@ def mark_of(maintainer, number):
 
 @pytest.fixture
 def model(other):
-    """Two full groups of text, one of noise, and text in a part of one."""
+    """Store two full groups of text, one of noise, and a part of text."""
     model = {'text': text(1, 2), 'noise': noise(SLOTS * BLOCK, 3),
              'rest': text(4, blocks=10)}
     for image_id, data in model.items():
@@ -65,7 +65,7 @@ def model(other):
     return model
 
 
-# -- what is done -------------------------------------------------------------
+# -- recompressed groups ------------------------------------------------------
 
 def test_groups_become_smaller(maintainer, path, other, model):
     before = maintenance.disk(path)
@@ -97,7 +97,8 @@ def test_each_group_once(maintainer, path, other, model):
     assert not log.where('enter_group', 'begin_rewriting')
     assert {name: os.stat(f'{path}/groups/{name}').st_ino
             for name in os.listdir(path / 'groups')} == found
-    # Another level is another matter; what does not gain is kept, and noted.
+    # Another level counts as a new request. A group without a gain is kept and
+    # noted.
     again = recompress(maintainer, level=1)
     assert (again.groups, again.kept) == (0, 4)
     assert mark_of(maintainer, 1) == (ZSTD, 1)
@@ -133,7 +134,7 @@ def test_freeing_in_what_was_compressed_anew(maintainer, path, other):
     result = collector.run_once(maintainer, pacing.Pace(), live_share=50,
                                 evacuate_share=0)
     assert result.freed_blocks == 40 and result.rewritten == 1
-    # It is packed as the rest of its group is, and counts as done.
+    # The group is packed with its other blocks and counts as done.
     assert mark_of(maintainer, 1) == (ZSTD, 3)
     assert recompress(maintainer).groups == 0
     assert repositories.read_all(other, 'two') == text(2, blocks=24)
@@ -142,7 +143,7 @@ def test_freeing_in_what_was_compressed_anew(maintainer, path, other):
 
 def test_the_plan_of_a_collection_knows_joined_segments(
         maintainer, other):
-    """What it foresees is what it does."""
+    """The plan of a collection agrees with the collection."""
     put(other, 'one', text(1, blocks=34))
     put(other, 'two', text(2, blocks=30))
     recompress(maintainer)
@@ -154,7 +155,7 @@ def test_the_plan_of_a_collection_knows_joined_segments(
                               **options).rewritten == 1
 
 
-# -- what is left alone -------------------------------------------------------
+# -- skipped groups -----------------------------------------------------------
 
 def test_groups_in_use_are_put_off(maintainer, path, other, model):
     with repositories.holding(path / 'locks/groups', SHARE + 1):
@@ -166,7 +167,7 @@ def test_groups_in_use_are_put_off(maintainer, path, other, model):
 
 def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
                                              monkeypatch):
-    """It began while the group was being compressed."""
+    """The exchange waits if an upload began during the compression."""
     monkeypatch.setattr(recompressor, '_PAUSE', 0)
     uploads = []
 
@@ -182,7 +183,7 @@ def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
     assert (result.busy, result.groups) == (1, 2)
     uploads[0].commit()
     assert other.statistics()['hits'] >= SLOTS
-    # Nobody is kept off any more.
+    # The task no longer excludes other processes.
     assert not maintainer.busy and maintainer.rewriting is None
     assert recompress(maintainer).groups == 1
     assert os.listdir(path / 'spool') and not [
@@ -199,7 +200,7 @@ def test_a_damaged_block_stops_its_group_only(maintainer, path, other, model):
     assert list(result.failed) == [1] and 'slot 4' in result.failed[1]
     assert result.groups == 2
     assert mark_of(maintainer, 1) == (0, 0)
-    # Once the scrub has marked it, it is not tried any more.
+    # The task skips the group once the scrub has marked it.
     from dedupd.tasks import scrubber
     scrubber.run_once(maintainer, pacing.Pace(), full=True)
     plan = recompressor.plan(maintainer, 'zstd')
@@ -238,7 +239,7 @@ def test_it_goes_on_in_the_middle_of_a_group(maintainer, path, other, model):
         recompress(maintainer, pace=Stopping(1))
     rewriting, mark = maintainer.rewriting
     assert rewriting.number == 1 and mark == (ZSTD, 3, False)
-    # Others go on meanwhile; only its lease is held.
+    # Other work continues meanwhile; the task holds only the group's lease.
     maintenance.account(maintainer)
     put(other, 'again', model['text'])
     assert collector.run_once(maintainer, pacing.Pace()).busy == 1
@@ -247,7 +248,7 @@ def test_it_goes_on_in_the_middle_of_a_group(maintainer, path, other, model):
     result = recompress(maintenance.watch(maintainer, log))
     maintenance.unwatch(maintainer)
     assert result.groups == 3
-    assert len(log.where('begin_rewriting')) == 3   # of the others
+    assert len(log.where('begin_rewriting')) == 3   # for the other groups
     maintenance.require_contents(other, {**model, 'again': model['text']})
 
 
@@ -280,7 +281,8 @@ def test_it_waits_for_idle_processors(maintainer, model, monkeypatch):
     monkeypatch.setattr(pacing, 'WATCH', 0)
     clock = iter(range(1000))
     monkeypatch.setattr(os, 'cpu_count', lambda: 4)
-    # Of four processors, at the begin and the end of a second, three times.
+    # These are idle seconds of four processors at the begin and the end of a
+    # second, three times.
     seconds = [0, 1, 0, 1.9, 0, 2]
     monkeypatch.setattr(pacing, 'idle_seconds', lambda: seconds.pop(0))
     waits = []
@@ -289,7 +291,7 @@ def test_it_waits_for_idle_processors(maintainer, model, monkeypatch):
         clock=lambda: next(clock))
     pace.wait_until_idle()
     assert waits == ['waiting for idle processors'] * 3 and not seconds
-    # Who waits for the task does not wait for others.
+    # A client that waits for the task does not wait for idle processors.
     pacing.Pace().wait_until_idle()
 
 

@@ -26,7 +26,7 @@ ZSTD = 2
 
 
 def text(seed, blocks):
-    """Data that can be compressed to half."""
+    """Return data that compresses to half its size."""
     return noise(blocks * BLOCK // 2, seed).hex().encode()
 
 
@@ -36,7 +36,7 @@ def recompress(worker, level=0, pace=None, is_mine=lambda group: True):
 
 
 class Patient(pacing.Pace):
-    """Of idle hours, with processors that are always idle."""
+    """A pace for idle hours, with processors that are always idle."""
 
     def __init__(self):
         super().__init__(patient=True)
@@ -99,7 +99,7 @@ def test_again_when_it_has_doubled_and_when_it_is_full(maintainer, path,
         (1, 'skip', 'few blocks were added since it was recompressed')]
     assert recompress(maintainer) == recompressor.Result()
     assert facts_of(maintainer) == (ZSTD, 3, 20, 39)
-    # Another level is another matter.
+    # Another level counts as a new request.
     assert recompress(maintainer, level=19).groups == 1
     assert facts_of(maintainer) == (ZSTD, 19, 39, 39)
     add(1)
@@ -124,7 +124,10 @@ def test_what_would_hardly_become_smaller_is_noted(maintainer, other):
 
 
 def test_an_older_program_appends(maintainer, path, other):
-    """It writes what it does not know as zeros: the group counts as new."""
+    """A group counts as new after an older version appended to it.
+
+    That version writes zeros into fields that it does not know.
+    """
     put(other, 'one', text(1, 20))
     recompress(maintainer)
     file = repositories.Group(path, 1)
@@ -174,7 +177,7 @@ def test_uploads_meanwhile_take_another_group(maintainer, path, other):
 
     assert recompress(maintainer, pace=Pace()).groups == 2
     put(other, 'three', text(3, 10))
-    # The fullest one is appended to, now that its lease is free.
+    # The fullest group is appended to, now that its lease is free.
     assert facts_of(maintainer) == (ZSTD, 3, 20, 30)
     assert facts_of(maintainer, 2) == (ZSTD, 3, 10, 10)
     maintenance.require_contents(other, {
@@ -200,7 +203,7 @@ def test_a_run_that_makes_way_gives_its_lease_back(maintainer, path, other):
 
 
 def test_helpers_leave_them_to_the_maintainer(maintainer, path, other):
-    """Whosever share they are in (I4)."""
+    """A helper skips partial groups, and the maintainer takes all (I4)."""
     put(other, 'one', text(1, SLOTS + 20))
     with (live_hosts.Hosts(path) as hosts,
           helper_daemon.Helper(other, hosts) as helper):

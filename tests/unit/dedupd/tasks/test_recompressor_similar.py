@@ -19,12 +19,12 @@ from tests.support.maintenance import maintaining
 from tests.support import repositories
 from tests.support.repositories import put
 
-BLOCK, SLOTS = 4096, 256    # so that a group has four segments
+BLOCK, SLOTS = 4096, 256    # a group has four segments
 KINDS = 40
 
 
 def alike(count, seed=1):
-    """Blocks of which each resembles those that are 40 away."""
+    """Return blocks; each resembles the block that is 40 places away."""
     return b''.join(
         repositories.noise(BLOCK - 20, f'{seed} {number % KINDS}')
         + repositories.noise(20, f'{seed} single {number}')
@@ -66,7 +66,7 @@ def test_groups_become_smaller_at_the_same_addresses(path, repo):
     recompress(repo, similar=False)
     before = maintenance.disk(path)
     result = recompress(repo)
-    # The last group has few blocks, and would hardly become smaller.
+    # The last group has few blocks and would hardly become smaller.
     assert (result.groups, result.kept) == (2, 1)
     assert maintenance.disk(path) < before * 6 // 10
     make.require_lists(path)
@@ -83,7 +83,7 @@ def test_each_group_once_for_each_order(repo):
     assert recompress(repo).groups == 3
     again = recompress(repo)
     assert (again.groups, again.kept) == (0, 0)
-    # The other order would be larger, and is only noted.
+    # The other order would be larger, so the task only notes it.
     again = recompress(repo, similar=False)
     assert (again.groups, again.kept) == (0, 3)
     assert [(fact['has_lists'], fact['similar'])
@@ -114,7 +114,7 @@ def test_freeing_and_rewriting(path, repo):
 
 
 def test_half_of_a_group_is_rewritten(path, tmp_path):
-    """Parts of its segments go; what lives keeps its company."""
+    """A rewrite after a deletion keeps the order of the remaining blocks."""
     with repositories.open_repository(path) as repo:
         put(repo, 'one', alike(100, 3))
         put(repo, 'two', alike(SLOTS, 4))
@@ -137,7 +137,7 @@ def test_the_scrub_reads_each_segment_once(path, repo):
         with maintaining(repo) as maintainer:
             return scrubber.run_once(maintainer, pacing.Pace(), full=True)
     recompress(repo)
-    # At a third of a group in each step, most segments would be read again.
+    # With a third of a group in each step, most segments would be read again.
     recipe = 4096 + 40 * 1
     stored = sum(
         fact['end'] - 4096 * (1 + -(-512 * -(-SLOTS // 9) // 4096))
@@ -150,7 +150,7 @@ def test_the_scrub_reads_each_segment_once(path, repo):
 # -- damage -------------------------------------------------------------------
 
 def a_list(path):
-    """A group's file, and the offset of a segment with a list."""
+    """Return a group's file, and the offset of a segment with a list."""
     file = repositories.Group(path, 1)
     for slot in range(file.slots):
         segment = file.entry(slot)[2]
@@ -160,7 +160,7 @@ def a_list(path):
 
 
 def mend(file, segment):
-    """Give list and segment the checksums that their bytes have."""
+    """Give list and segment the checksums of their bytes."""
     data, size = file.data, file.list_size(segment)
     stored, = struct.unpack_from('<I', data, segment + 16)
     behind = bytes(data[segment + 32:segment + 32 + stored])
@@ -189,7 +189,7 @@ def test_a_wrong_list_is_an_error_never_data(path, spoil, mended):
     with repositories.open_repository(path) as repo:
         recompress(repo)
     file, segment = a_list(path)
-    # The first two slots, or the last one.
+    # The damage affects the first two slots, or the last one.
     spoil(file.data, segment + 32 if spoil is not outside
           else segment + 32 + file.list_size(segment) - 4)
     if mended:

@@ -34,7 +34,7 @@ no_pause = scrubbing.no_pause
 
 
 def in_use(path, address):
-    """As a transaction that names blocks of the group."""
+    """Hold the lock of a transaction that names blocks of the group."""
     return repositories.holding(
         path / 'locks' / 'groups', repositories.SHARE_BYTE + address[0],
         shared=True)
@@ -44,7 +44,7 @@ def packed(address):
     return address[0] << 15 | address[1]
 
 
-# -- what is good -------------------------------------------------------------
+# -- a good repository --------------------------------------------------------
 
 def test_good_repository(maintainer, path, other):
     put(other, 'one', content(1, 2))
@@ -63,7 +63,7 @@ def test_empty_repository(maintainer):
     assert scrub(maintainer).complete
 
 
-# -- what is damaged ----------------------------------------------------------
+# -- damage -------------------------------------------------------------------
 
 def test_damaged_block(maintainer, path, repo, other):
     put(other, 'one', content(1, 2))
@@ -78,7 +78,7 @@ def test_damaged_block(maintainer, path, repo, other):
     assert (result.damaged, result.healed, result.busy) == (1, 0, 0)
     assert result.images == ['one', 'two']
     assert result.complete
-    # Marked, and not one block more.
+    # Only this block is marked.
     assert state_of(path, bad) == DAMAGED
     assert [state for group in maintenance.groups(path)
             for state in maintenance.states(path, group)].count(DAMAGED) == 1
@@ -88,7 +88,7 @@ def test_damaged_block(maintainer, path, repo, other):
     kept = (path / name).read_bytes()
     assert kept == before[segment:segment + len(kept)]
     assert segment < at < segment + len(kept)
-    # It is known by whom it is needed.
+    # The catalog names the images that need the block.
     [(address, facts)] = maintainer.catalog.damaged().items()
     assert address == packed(bad)
     assert facts['images'] == ['one', 'two']
@@ -96,12 +96,12 @@ def test_damaged_block(maintainer, path, repo, other):
     assert facts['fingerprint'] == repositories.Group(
         path, bad[0]).entry(bad[1])[0].hex()
     assert maintainer.catalog.damaged_images() == {'one', 'two'}
-    # Never data, and the others are whole.
+    # The damaged block never becomes data, and other images are intact.
     for image_id in ('one', 'two'):
         with pytest.raises(exceptions.DamagedError, match=image_id):
             read_all(other, image_id)
     assert read_all(other, 'three') == content(3)
-    # Told once; and it stays damage, whoever found it.
+    # The second run does not report the damage again, but still counts it.
     again = scrub(maintainer)
     assert (again.damaged, again.found, again.quarantined) == (1, 0, [])
     assert again.images == ['one', 'two']
@@ -113,7 +113,7 @@ def test_lookups_do_not_find_a_damaged_block(maintainer, path, repo, other):
     bad = maintenance.blocks_of(repo, 'one')[3]
     damage(path, bad)
     scrub(maintainer)
-    # The fingerprint store is cached by this handle, and has it still.
+    # This handle still has the fingerprint table in its cache.
     put(other, 'two', content(1))
     blocks = maintenance.blocks_of(repo, 'two')
     assert bad not in blocks
@@ -133,11 +133,11 @@ def test_healing_by_a_later_upload(maintainer, path, repo, other):
     assert (result.healed, result.images) == (1, [])
     assert read_all(other, 'one') == content(1)
     assert bad not in maintenance.blocks_of(repo, 'one')
-    # With the last recipe that names it the mark goes.
+    # The mark goes with the last recipe that names the block.
     assert maintainer.catalog.damaged() == {}
     maintenance.require_counted(maintainer)
     assert scrub(maintainer).healed == 0
-    # And with the next collection the slot.
+    # The slot goes with the next collection.
     collect(maintainer)
     assert state_of(path, bad) == repositories.FREED
     maintainer.close()
@@ -145,7 +145,7 @@ def test_healing_by_a_later_upload(maintainer, path, repo, other):
 
 
 def test_healing_by_the_index(maintainer, path, repo, other):
-    """No pass is needed where the exact index knows the copy."""
+    """A pass is not needed if the exact index knows the copy."""
     put(other, 'one', content(1))
     account(maintainer)
     bad = maintenance.blocks_of(repo, 'one')[3]
@@ -225,14 +225,14 @@ def test_deleting_the_images_forgets_the_damage(
 
 @pytest.mark.parametrize('at', range(0, 32, 5))
 def test_damaged_segment_header(maintainer, path, repo, other, at):
-    """All blocks of the segment, or none."""
+    """A damaged segment header damages all blocks of the segment, or none."""
     put(other, 'one', content(1))
     account(maintainer)
     bad = maintenance.blocks_of(repo, 'one')[4]
     file, start = place_of(path, bad)
     flip(file, start - 32 + at)
     result = scrub(maintainer)
-    if at in (5, 20, 25, 30):       # reserved, and its checksum
+    if at in (5, 20, 25, 30):       # reserved bytes and their checksum
         assert (result.damaged, result.worn, result.images) == (0, 4, [])
         assert read_all(other, 'one') == content(1)
     else:
@@ -264,7 +264,7 @@ def test_invalid_entry(maintainer, path, repo, other):
     assert result.quarantined == []
     assert list(maintainer.catalog.damaged()) == [packed(bad)]
     assert scrub(maintainer).damaged == 1
-    # Its fingerprint is still good, as the recipe's digest says.
+    # The fingerprint is still good, as the recipe's digest shows.
     put(other, 'two', content(1))
     result = scrub(maintainer)
     assert (result.healed, result.images) == (1, [])
@@ -309,7 +309,7 @@ def test_bad_recipe_is_named(maintainer, path, repo, other):
 
 def test_damage_that_a_new_pass_has_not_reached_is_known(
         maintainer, path, repo, other):
-    """Beginning a pass is no reason to say that all is well."""
+    """Damage stays known while a new pass has not reached it."""
     for number in range(3):
         put(other, f'image-{number}', content(number, blocks=60))
     put(other, 'recipe', content(9))
@@ -364,7 +364,7 @@ def test_a_deleted_recipe_is_not_told_any_more(maintainer, path, other):
 
 
 def test_the_log_is_bounded(maintainer, path, repo, other, caplog):
-    """A line for each group, whatever is damaged in it."""
+    """The log has one line for each group with damaged blocks."""
     for number in range(15):
         put(other, f'image-{number:02}', content(1, 2, 3))
     account(maintainer)
@@ -393,7 +393,7 @@ def test_busy_group_waits(maintainer, path, repo, other):
         assert (result.damaged, result.busy, result.quarantined) == (1, 1, [])
         assert result.complete
         assert state_of(path, bad) == repositories.LIVE
-        # The next run tries again, and does not count it twice.
+        # The next run tries again, and does not count the block twice.
         result = scrub(maintainer)
         assert (result.damaged, result.found, result.busy) == (1, 0, 1)
     result = scrub(maintainer, full=False, budget_bytes=0)
@@ -403,7 +403,7 @@ def test_busy_group_waits(maintainer, path, repo, other):
 
 
 def test_waiting_block_that_is_good_again(maintainer, path, repo, other):
-    """It is read once more before it is given up."""
+    """A waiting block is read again before it is given up."""
     put(other, 'one', content(1))
     account(maintainer)
     bad = maintenance.blocks_of(repo, 'one')[3]
@@ -448,10 +448,13 @@ def test_nothing_is_marked_that_cannot_be_set_aside(
     assert state_of(path, bad) == DAMAGED
 
 
-# -- what is whole in itself --------------------------------------------------
+# -- damage between files -----------------------------------------------------
 
 def test_older_copy_of_a_group(maintainer, path, other):
-    """Its entries verify, but are not of the blocks that recipes mean."""
+    """An older copy of a group makes the newer image unreadable.
+
+    The entries of that copy are valid in themselves.
+    """
     put(other, 'before', content(1))
     older = repositories.group_path(path, 1).read_bytes()
     put(other, 'after', content(2))
@@ -459,6 +462,6 @@ def test_older_copy_of_a_group(maintainer, path, other):
     found = scrub(maintainer).unreadable
     assert list(found) == ['images/after']
     assert 'groups/00000001' in found['images/after']
-    # Its slots are given to another.
+    # Another image takes the slots.
     put(other, 'usurper', content(3))
     assert list(scrub(maintainer).unreadable) == ['images/after']

@@ -74,7 +74,7 @@ def test_mark_lost_refuses_what_can_be_read(maintainer, path, repo, other):
     with pytest.raises(exceptions.ImageNotFound):
         scrubber.mark_lost(maintainer, 'two')
     assert os.listdir(path / 'quarantine') == []
-    # A damaged block is not a damaged recipe.
+    # A damaged block does not make the recipe damaged.
     damage(path, maintenance.blocks_of(repo, 'one')[0])
     with pytest.raises(exceptions.InvalidParameter, match='deleted'):
         scrubber.mark_lost(maintainer, 'one')
@@ -82,7 +82,7 @@ def test_mark_lost_refuses_what_can_be_read(maintainer, path, repo, other):
 
 def test_counts_are_given_up_before_the_names(
         maintainer, path, repo, other):
-    """What was counted can no longer be un-counted."""
+    """The counts become invalid first, since they cannot be corrected."""
     put(other, 'one', content(1))
     account(maintainer)
     lose(path, 'one', 'page')
@@ -109,7 +109,7 @@ def test_mark_lost_while_it_is_deleted(maintainer, path, other):
 
 
 def test_mark_lost_while_it_is_read(maintainer, path, repo, other):
-    """Its reader's blocks stay until he is done (I12)."""
+    """The blocks of a lost image stay until its reader closes it (I12)."""
     put(other, 'one', content(1))
     put(other, 'kept', content(9))
     account(maintainer)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Scrubbing: passes that are stopped or killed, and a repository at work."""
+"""Scrubbing: stopped and killed passes, and a repository in use."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ no_pause = scrubbing.no_pause
 
 
 def started(maintainer):
-    """When the pass began that is under way."""
+    """Return the begin of the current pass, or None."""
     state = maintainer.catalog.scrub_state()
     return None if state['complete'] else state['started']
 
@@ -138,7 +138,7 @@ def test_no_segment_is_read_twice(maintainer, other):
 
 
 def test_unfinished_tail_is_no_damage(maintainer, path, other):
-    """What a dead writer left is the next writer's to judge (N7.3)."""
+    """A dead writer's tail is no damage; the next writer judges it (N7.3)."""
     put(other, 'one', content(1))
     group = maintenance.groups(path)[0]
     file = repositories.Group(path, group)
@@ -156,9 +156,9 @@ def write(file, at, data):
 
 
 def crash(path, tear):
-    """Leave a tail, as a machine that crashes before a sync point may.
+    """Leave a tail as a machine may that crashes before a sync point.
 
-    :param tear: changes it; is given the group's file
+    :param tear: changes the tail; its argument is the group's file
     """
     with repositories.open_repository(path, codec='none') as repo:
         put(repo, 'gone', content(1))
@@ -172,18 +172,21 @@ def crash(path, tear):
 
 
 def tear_block(group):
-    """A sector was not written."""
+    """Clear a block, as if its sector was not written."""
     write(group.path, group.entry(1)[2] + 32 + BLOCK, bytes(BLOCK))
 
 
 def tear_entry(group):
-    """Nor was that of its entry, which is the first in its own."""
+    """Clear a block and its entry, which is the first one in its sector."""
     write(group.path, group.entry(9)[2] + 32 + BLOCK, bytes(BLOCK))
     write(group.path, group.entry_offset(9), bytes(56))
 
 
 def tear_checksum(group):
-    """A sector that begins with the header's end and has zeros otherwise."""
+    """Clear the checksum of a segment's header.
+
+    The checksum begins a sector that has zeros otherwise.
+    """
     write(group.path, group.entry(1)[2] + 24, bytes(8))
 
 
@@ -194,13 +197,14 @@ def tear_reserved(group):
 @pytest.mark.parametrize('tear', [
     tear_block, tear_entry, tear_checksum, tear_reserved])
 def test_what_a_torn_tail_has_left_is_no_damage(path, tear):
-    """Of a segment that is not whole, what is good is used (N7.3)."""
+    """The good blocks of a torn segment are used (N7.3)."""
     crash(path, tear)
     with repositories.open_repository(path, codec='none') as repo:
         with maintaining(repo) as maintainer:
             assert findings(path) == []
             put(repo, 'next', content(9))
-            # The next writer has judged it: only what is torn is stored.
+            # The next writer has judged the tail, so only the torn blocks are
+            # stored again.
             assert put(repo, 'one', content(1)).new_bytes < 4 * BLOCK
             assert read_all(repo, 'one') == content(1)
             assert findings(path) == []
@@ -213,7 +217,7 @@ def test_what_a_torn_tail_has_left_is_no_damage(path, tear):
             states = maintenance.states(path, 1)
             assert DAMAGED not in states
             assert read_all(repo, 'one') == content(1)
-    # No byte of the segment is in doubt.
+    # The checksum of every byte in the segment is valid.
     assert not [note for note in findings(path, checker.NOTE)
                 if 'checksum' in note]
 
@@ -222,7 +226,7 @@ def test_what_a_torn_tail_has_left_is_no_damage(path, tear):
 
 @pytest.mark.parametrize('calls', range(2, 60, 3))
 def test_killed_anywhere(path, calls):
-    """Whatever was found is known in the end, and nothing is invented."""
+    """Damage is found after a kill at any call, and no false damage is."""
     with repositories.open_repository(path, codec='none') as repo:
         put(repo, 'one', content(1))
         put(repo, 'two', content(2))
@@ -275,12 +279,12 @@ def test_cursor_survives_a_kill(path):
             assert (result.blocks, result.complete) == (300, True)
 
 
-# -- a repository at work -----------------------------------------------------
+# -- a repository in use ------------------------------------------------------
 
 def test_no_false_damage(path):
-    """Others store and delete, and groups are collected and rewritten.
+    """Scrubbing finds no damage while others store, delete and collect.
 
-    It goes on for six seconds, and until each has done two rounds.
+    The test runs for six seconds and until each process has made two rounds.
     """
     def work(number):
         def run():

@@ -60,7 +60,7 @@ def test_spare_copies(maintainer, path, repo, other):
         assert read_all(other, f'image-{number}') == content(1, 10 + number)
         assert bad not in maintenance.blocks_of(repo, f'image-{number}')
     assert result.spares == 10
-    # Fewer blocks are used so often; and then none are to have one.
+    # Fewer blocks are used so often, and then none have a copy.
     assert scrub(maintainer, spare_threshold=4).spares == 0
     assert os.listdir(path / 'spares') == []
     maintainer.close()
@@ -75,7 +75,7 @@ def test_spares_are_of_the_most_used(maintainer, path, repo, other):
     account(maintainer)
     result = scrub(maintainer, spare_threshold=2, spare_max=16 * BLOCK)
     assert result.spares == 16
-    # 2 is named three times; of the others those with the lower address.
+    # Block 2 is named three times; of the others, the lower addresses count.
     damage(path, maintenance.blocks_of(repo, 'all')[8])
     with repositories.open_repository(path) as third:
         assert read_all(third, 'again') == content(2, blocks=8)
@@ -137,7 +137,7 @@ def weak_maintainer(weak_repo):
 
 
 def put_twins(repo):
-    """Images that differ in one block, whose digests do not: its number."""
+    """Store two images with one different block of equal fingerprint."""
     mine, its = maintenance.twins(1)
     assert mine != its
     ends = content(1, blocks=3), content(2, blocks=3)
@@ -155,7 +155,7 @@ def put_twins(repo):
 
 
 def require_no_other(path, images, bad):
-    """What is read is right, and what is damaged is named."""
+    """Require correct data, and a report of the damaged image."""
     with repositories.open_repository(path, codec='none') as reader:
         for name, data in images.items():
             if name == bad:
@@ -179,17 +179,19 @@ def test_no_healing_by_a_block_that_has_its_fingerprint(
         merger.run_once(weak_maintainer, pacing.Pace())
         require_no_other(weak, images, 'one')
     assert 'xxh3-128 is not cryptographic' in caplog.text
-    # An equal block is stored anew: only its twin has been found so far.
+    # An equal block is stored again, since only its twin has been found so
+    # far.
     put(weak_repo, 'again', images['one'])
     assert read_all(weak_repo, 'again') == images['one']
 
 
 def test_what_is_damaged_hinders_no_merging(
         tmp_path, weak, weak_repo, weak_maintainer):
-    """A pair that cannot be compared keeps no other pair apart."""
+    """A damaged pair does not stop the merging of the other pairs."""
     images = put_twins(weak_repo)
     images.update(three=content(3), four=content(3))
-    # On a host of its own, whose filter does not know the other's blocks.
+    # The other host has its own filter, which does not know the first host's
+    # blocks.
     (tmp_path / 'filter').mkdir()
     with repositories.open_repository(
             weak, codec='none', filter_dir=str(tmp_path / 'filter')) as away:
@@ -219,7 +221,7 @@ def test_a_block_that_can_be_read_after_all_is_healed(
     bad = maintenance.blocks_of(weak_repo, 'one')[3]
     damage(weak, bad)
     assert scrub(weak_maintainer).images == ['one']
-    damage(weak, bad)   # once more: it is as it was
+    damage(weak, bad)   # the second call restores the block
     result = scrub(weak_maintainer)
     assert (result.healed, result.images) == (1, [])
     assert bad not in maintenance.blocks_of(weak_repo, 'one')
@@ -245,7 +247,7 @@ def test_no_spare_copies_of_weak_fingerprints(
 
 
 def write_spares(repo, blocks):
-    """As the engine once did, whatever the fingerprints."""
+    """Write spare copies as an earlier engine did, for any fingerprint."""
     with open(os.path.join(repo.path, 'repository.json'), 'rb') as f:
         parameters = json.load(f)
     like = types.SimpleNamespace(
@@ -264,7 +266,7 @@ def write_spares(repo, blocks):
 @pytest.mark.parametrize('marked', [False, True])
 def test_spare_copies_of_weak_fingerprints_are_not_read(
         weak, weak_repo, weak_maintainer, marked):
-    """An earlier version wrote them."""
+    """Spare copies that an earlier version wrote are not read."""
     images = put_twins(weak_repo)
     account(weak_maintainer)
     write_spares(weak_repo, [maintenance.twins(1)[1]])
@@ -275,7 +277,7 @@ def test_spare_copies_of_weak_fingerprints_are_not_read(
     require_no_other(weak, images, 'one')
     assert any('is never read' in note
                for note in findings(weak, checker.NOTE))
-    # The next pass removes them.
+    # The next pass removes these copies.
     state = weak_maintainer.catalog.scrub_state()
     weak_maintainer.catalog.set_scrub_state(
         {**state, 'spares': {'files': 1, 'blocks': 1, 'bytes': 9}})

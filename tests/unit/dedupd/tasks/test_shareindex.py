@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A helper's merging: whatever happens to it, the maintainer finds all."""
+"""A helper's merging: the maintainer finds all, whatever fails."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def helper(path):
 
 @pytest.fixture
 def index(helper, begun):
-    """The index, as a helper has it."""
+    """Open the index as a helper does."""
     with contextlib.closing(exactindex.Index(
             helper.handle, helper.engine, None, pacing.Pace())) as index:
         yield index
@@ -62,7 +62,7 @@ def index(helper, begun):
 
 @pytest.fixture
 def begun(repo, maintainer):
-    """The index has two images, and two others are new."""
+    """Fill the index with two images, and store two new ones."""
     begin(repo, maintainer)
 
 
@@ -81,7 +81,7 @@ def files(repo, kind=''):
 
 
 def named_files(repo):
-    """Without those that are being written."""
+    """Return the files without those that are being written."""
     return [name for name in files(repo) if not name.startswith('new-')]
 
 
@@ -106,7 +106,7 @@ def test_all_but_the_pairs(repo, maintainer, begun, helper):
 
 
 def test_nothing_before_the_maintainer(repo, maintainer, helper):
-    """Only it makes an index, since only it knows which catalog counts."""
+    """A helper makes no index, since only the maintainer knows the catalog."""
     test_merger.put_at_once(repo, a=DATA, b=DATA)
     assert help_once(helper) == shareindex.Result()
     assert not pathlib.Path(repo.path, 'index').exists()
@@ -126,7 +126,7 @@ def test_what_is_worth_a_run(repo, maintainer, begun, helper, monkeypatch):
 
 @pytest.mark.parametrize('known', [8, 9])
 def test_what_is_worth_a_merge(repo, maintainer, helper, known):
-    """The shard has so many times the records of its runs."""
+    """A helper merges runs only if the shard is not much larger than these."""
     images = {'many': repositories.noise(known * MIB, 3)}
     repositories.put(repo, 'many', images['many'])
     test_merger.merge(maintainer)
@@ -134,7 +134,7 @@ def test_what_is_worth_a_merge(repo, maintainer, helper, known):
     merged = known <= exactindex.HELP_SHARE
     assert help_once(helper) == shareindex.Result(BLOCKS, merged)
     assert bool(files(repo, 'run')) == (not merged)
-    # The maintainer merges a single record, too.
+    # The maintainer merges even a single record.
     test_merger.merge(maintainer)
     assert not files(repo, 'run')
     require_all(maintainer, {**images, 'a': DATA})
@@ -156,7 +156,7 @@ def test_the_locks_decide(repo, maintainer, begun, index, helper):
 
 
 def test_the_lock_is_given_back(repo, maintainer, begun, index, monkeypatch):
-    """After each part of the new entries: the maintainer may wait."""
+    """The lock is free after each part, since the maintainer may wait."""
     monkeypatch.setattr(exactindex, 'SORTED_RECORDS', BLOCKS)
     locked = []
 
@@ -173,10 +173,10 @@ def test_the_lock_is_given_back(repo, maintainer, begun, index, monkeypatch):
 @pytest.mark.parametrize('ends', [True, False])
 def test_the_maintainer_waits_for_a_helper(repo, maintainer, begun, index,
                                            monkeypatch, caplog, ends):
-    """A run merges all that there is, unless a helper never ends."""
+    """The maintainer waits for a helper's merge for a limited time."""
     monkeypatch.setattr(exactindex, 'LOCK_WAIT', 30.0 if ends else 0.3)
     assert index.help_scan() == 2 * BLOCKS
-    # A helper does not hold up the maintainer's own work.
+    # A helper does not delay the maintainer's own work.
     assert index._files.begin_merge(0, 0, 1 << 40, 1 << 40)
     assert not index._files.step(1 << 20)[0]
 
@@ -203,7 +203,7 @@ def test_the_maintainer_waits_for_a_helper(repo, maintainer, begun, index,
 def help_and_die(path, left):
     """Help as another host's daemon; die before the change number `left`.
 
-    In a process of its own, which can be killed.
+    The test runs this in a process of its own, which can be killed.
     """
     left = int(left)
 
@@ -222,7 +222,7 @@ def help_and_die(path, left):
 
 
 def killed(path, left):
-    """Whether a process that helps was killed before it was done."""
+    """Return True if a helper's process was killed before its end."""
     child = subprocess.run(
         [sys.executable, '-c', 'import sys\n'
          'from tests.unit.dedupd.tasks import test_shareindex\n'
@@ -234,7 +234,10 @@ def killed(path, left):
 
 @pytest.mark.timeout(300)
 def test_killed_before_any_change(tmp_path, monkeypatch):
-    """Beside the maintainer, which then finds all of it; some die twice."""
+    """The maintainer finds all after a helper died before any change.
+
+    Some helpers die twice.
+    """
     monkeypatch.setattr(exactindex, 'SPLIT_RECORDS', 100)
     for number in range(1, 100):
         path = repositories.create(tmp_path / f'repo-{number}',
@@ -250,13 +253,13 @@ def test_killed_before_any_change(tmp_path, monkeypatch):
         if not died:
             break
     assert 8 < number < 99
-    assert len(files(repo, 'shard')) == 2   # it was split
+    assert len(files(repo, 'shard')) == 2   # the shard was split
 
 
 @pytest.mark.parametrize('stage', ['write', 'add', 'begin_merge',
                                    'finish_merge'])
 def test_full_disk(tmp_path, monkeypatch, stage):
-    """The helper ends, and says so; what it had begun is removed."""
+    """A helper ends with an error on a full disk and removes its new files."""
     with repositories.small_disk(tmp_path / 'disk', 24 * MIB) as disk:
         path = repositories.create(disk / 'repo', group_slots=1024)
         with (repositories.open_repository(path) as repo,
@@ -298,10 +301,10 @@ def test_damage_is_left_to_the_maintainer(repo, maintainer, begun, index,
     require_all(maintainer)
 
 
-# -- a helper that is late ----------------------------------------------------
+# -- a late helper ------------------------------------------------------------
 
 def test_new_catalog_before_a_scan(repo, maintainer, begun, index):
-    """The old one's cursors and runs are not for the new index."""
+    """A helper with an old catalog's index writes no file of the new one."""
     maintainer.rebuild()
     test_merger.merge(maintainer, exclude=lambda facts: True)
     test_merger.put_at_once(repo, e=DATA)
@@ -315,7 +318,7 @@ def test_new_catalog_before_a_scan(repo, maintainer, begun, index):
 
 def test_new_catalog_amid_a_merge(repo, maintainer, begun, index,
                                   monkeypatch):
-    """The helper notices, and gives up: nothing is to be mended later."""
+    """A helper that notices a new catalog gives up and leaves no damage."""
     monkeypatch.setattr(exactindex, 'LOCK_WAIT', 0.1)
     index.help_scan()
     seen = []
@@ -342,7 +345,7 @@ def repair(maintainer):
 
 
 def at_the_end(repo, index):
-    """Have a helper go on to the last step of a merge without pairs."""
+    """Have a helper reach the last step of a merge without pairs."""
     index.help_scan()
     assert index._files.begin_merge(0, 0, 1 << 40, 1 << 40)
     assert not index._files.step(1 << 20)[0]
@@ -351,7 +354,7 @@ def at_the_end(repo, index):
 @pytest.mark.parametrize('meanwhile', [discard, repair])
 def test_another_index_at_the_end_of_a_merge(
         repo, maintainer, begun, index, monkeypatch, meanwhile):
-    """The helper's shard lacks what was read again: it gets no name."""
+    """A helper's late shard gets no name; it lacks entries read since then."""
     monkeypatch.setattr(exactindex, 'LOCK_WAIT', 0.1)
     at_the_end(repo, index)
     meanwhile(maintainer)
@@ -367,7 +370,10 @@ def test_another_index_at_the_end_of_a_merge(
 @pytest.mark.parametrize('split', [False, True])
 def test_a_shard_of_a_former_index_does_not_count(
         repo, maintainer, begun, index, monkeypatch, meanwhile, split):
-    """A helper makes its next generation, and has looked just before."""
+    """A late helper's shard does not count in a new index.
+
+    The helper checked the index just before.
+    """
     monkeypatch.setattr(exactindex, 'LOCK_WAIT', 0.1)
     former, = index._files.shards()[0]
     late = [('shard', 1, half, former[3] + 1) for half in (0, 1)] if split \
@@ -379,7 +385,7 @@ def test_a_shard_of_a_former_index_does_not_count(
     assert complete and not set(late) & set(counted)
     test_merger.merge(maintainer)
     test_merger.put_at_once(repo, e=DATA[::-1], f=DATA[::-1])
-    # Nothing was found that is to be mended: so only these are read.
+    # The index has no damage to repair, so only these are read.
     assert test_merger.merge(maintainer).scanned == 2 * BLOCKS
     assert not set(late) & set(index._files.files())
     require_all(maintainer, {**IMAGES, 'e': DATA[::-1], 'f': DATA[::-1]})
@@ -388,7 +394,10 @@ def test_a_shard_of_a_former_index_does_not_count(
 @pytest.mark.parametrize('steps', [1, 2])
 def test_cursors_of_a_helper_that_lost_its_lock(
         repo, maintainer, begun, index, helper, steps):
-    """Meanwhile they went back to zero, so that all is read again."""
+    """A helper that lost its lock does not overwrite the reset cursors.
+
+    Another process has set them to zero, so all is read again.
+    """
     cursors, = (file for file in index._files.files()
                 if file[0] == 'cursors')
     add = index._files.add

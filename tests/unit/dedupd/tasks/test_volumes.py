@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A collection removes volumes whose making or deleting was interrupted."""
+"""A collection removes volumes whose making or deletion was interrupted."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_owned_ones_stay(path, repo, maintainer):
 
 def test_one_that_was_made_meanwhile_stays(path, repo, maintainer,
                                            monkeypatch):
-    """Between the look and the lock."""
+    """A volume that is completed between the check and the lock stays."""
     make(path, repo, 'new', volume_writer.READY)
     monkeypatch.setattr(volumes, 'look', lambda *a: volumes.Volume(
         'new', None, False))
@@ -69,7 +69,7 @@ def test_one_that_was_made_meanwhile_stays(path, repo, maintainer,
 
 
 def test_errors(path, repo, maintainer):
-    """One that cannot be removed does not keep the others, nor collecting."""
+    """A volume that cannot be removed stops neither others nor collecting."""
     for name in ('a', 'b', 'c'):
         make(path, repo, name, volume_writer.DELETING)
     (path / 'volumes' / 'b' / 'strange').write_bytes(b'')
@@ -80,7 +80,7 @@ def test_errors(path, repo, maintainer):
 
 
 def test_what_they_had_is_freed_at_once(path, repo, maintainer):
-    """They are removed before the collection counts."""
+    """The volumes are removed before the count, so their blocks are freed."""
     volume = make(path, repo, 'old', volume_writer.DELETING)
     volume_writer.store_recipe(repo, volume.recipe(0, 1),
                                maintenance.content(1))
