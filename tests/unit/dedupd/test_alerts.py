@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The rules of etc/prometheus, tried by Prometheus' own tool.
+"""The rules of etc/prometheus, tested by Prometheus' own tool.
 
-The series are what a daemon publishes, or does not publish, when something is
-wrong. Since promtool takes most of its time to start, it tries everything of
-one test at once.
+The series imitate a daemon with a problem. The start of promtool takes the
+most time, so one run tests all cases.
 """
 
 import dataclasses
@@ -49,7 +48,7 @@ def labels_of(instance='one:9394', **labels):
 
 def daemon(instance='one:9394', repository='a' * 32, task='collect',
            **changed):
-    """The series of one that is well, by name; None leaves one out."""
+    """Yield the series of a healthy daemon by name; None leaves one out."""
     values = {
         'up': constant(1),
         'dedupd_build_info': constant(1),
@@ -90,7 +89,7 @@ def daemon(instance='one:9394', repository='a' * 32, task='collect',
 
 @dataclasses.dataclass
 class Case:
-    """Some series, and when which alert fires."""
+    """Some series, and the times at which an alert fires."""
 
     alert: str
     fires: list[int]
@@ -102,7 +101,7 @@ class Case:
         return max(self.fires + self.quiet)
 
     def as_test(self):
-        """As promtool has it."""
+        """Return the case in promtool's form."""
         expected = [(minute, 1) for minute in self.fires] + [
             (minute, 0) for minute in self.quiet]
         end = str(self.end)
@@ -125,7 +124,7 @@ def of_one(alert, fires, quiet, **changed):
 
 
 def run(tmp_path, cases, every=1):
-    """Try some cases, with an evaluation every so many minutes."""
+    """Test some cases, with an evaluation every so many minutes."""
     file = tmp_path / 'test.yml'
     file.write_text(json.dumps({
         'rule_files': [str(RULES)], 'evaluation_interval': f'{every}m',
@@ -145,10 +144,10 @@ CASES = [
     of_one('DedupVolumesBroken', [5], [], dedupd_volumes_broken=constant(1)),
     of_one('DedupVolumesUnfinished', [DAY + 30], [DAY - 30],
            dedupd_volumes_unfinished=constant(1)),
-    # The series stands still; or there is none, since it never ended well.
+    # The series is constant, or absent since the task never succeeded.
     of_one('DedupNotCollecting', [75], [60], **{COLLECTED: constant(0)}),
     of_one('DedupNotCollecting', [75], [30], **{COLLECTED: None}),
-    # It collects on request only; its interval is long.
+    # The task runs on request only, or its interval is long.
     of_one('DedupNotCollecting', [], [400], **{
         COLLECTED: None, ALWAYS: constant(0)}),
     of_one('DedupNotCollecting', [190], [170], **{
@@ -163,8 +162,8 @@ CASES = [
            dedupd_task_last_failed=constant(1)),
     of_one('DedupTaskFailing', [], [20],
            dedupd_task_last_failed='1+0x9 0+0x470'),
-    # It is there, and does not maintain; or has never been heard of; or is
-    # gone; or there is another one soon.
+    # The daemon does not maintain; or no daemon ever did; or the maintainer is
+    # gone; or a new one follows soon.
     of_one('DedupNoMaintainer', [15], [9], dedupd_maintainer=constant(0)),
     of_one('DedupNoMaintainer', [15], [9], dedupd_maintainer=None,
            dedupd_repository_info=None),
@@ -173,12 +172,12 @@ CASES = [
            dedupd_repository_info=constant(1, 30)),
     of_one('DedupNoMaintainer', [], [30],
            dedupd_maintainer='1+0x14 0+0x4 1+0x460'),
-    # One of two repositories has none.
+    # One of two repositories has no maintainer.
     Case('DedupNoMaintainer', [60], [29], [
         *daemon('three:9394', 'b' * 32),
         *daemon(dedupd_maintainer=constant(1, 30),
                 dedupd_repository_info=constant(1, 30))]),
-    # A target that never was a daemon is somebody else's.
+    # The alert ignores a target that never was a daemon.
     of_one('DedupDaemonDown', [40], [30, 33], up='1+0x30 0+0x400',
            dedupd_build_info=constant(1, 30)),
     of_one('DedupDaemonDown', [], [40], up=constant(0),
@@ -191,7 +190,7 @@ CASES = [
            dedupd_filesystem_free_bytes=constant(9)),
     of_one('DedupStoringRefused', [], [10],
            dedupd_filesystem_free_bytes=constant(10)),
-    # A cache that may take the whole disk does; one with a limit should not.
+    # A cache without a limit fills the disk; a cache with a limit should not.
     of_one('DedupDiskNearlyFull|DedupStoringRefused', [], [10],
            dedupd_filesystem_free_bytes=constant(5),
            dedupd_image_cache_limit_bytes=constant(0)),
@@ -207,7 +206,7 @@ CASES = [
            dedupd_filter_level=constant(5)),
     of_one('DedupReplicationFailing', [70], [50],
            dedupd_replication_failed_images=constant(1)),
-    # Some wait, and nothing is sent; or it is.
+    # Some images wait, with and without traffic.
     of_one('DedupReplicationFailing', [70], [50],
            dedupd_replication_pending_images=constant(3)),
     of_one('DedupReplicationFailing', [], [70, 400],
@@ -222,8 +221,8 @@ CASES = [
            dedupd_certificate_expiry_timestamp_seconds=constant(13 * 86400)),
     of_one('DedupCertificateExpiring', [], [5],
            dedupd_certificate_expiry_timestamp_seconds=constant(15 * 86400)),
-    # A reader beside the maintainer, and another repository. The reader was
-    # the maintainer once, and knows nothing new since.
+    # There are a reader beside the maintainer, and another repository. The
+    # reader was the maintainer once and has no new figures.
     Case('.*', [], [1, 90, 400, DAY + 60], [
         *daemon(),
         *daemon('two:9394', dedupd_maintainer=constant(0),
@@ -252,7 +251,7 @@ def test_every_metric_is_published():
 
 
 def test_every_rule_is_tried():
-    """Each fires in a case, and does not when little is wrong."""
+    """Each rule fires in one case and stays quiet in another."""
     assert {case.alert for case in CASES if case.fires} == set(NAMED)
     assert {case.alert for case in CASES if case.quiet} >= {
         name for name, rule in NAMED.items() if 'for' in rule}
@@ -268,7 +267,7 @@ def test_they_fire_when_they_should(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_the_tool_notices(tmp_path):
-    """Or the test before this one says nothing."""
+    """The tool fails for a wrong expectation, so the tests are effective."""
     for case in (of_one('DedupNoFilter', [4], [],
                         dedupd_filter_available=constant(0)),
                  of_one('DedupNoFilter', [], [10],

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""etc/grafana: what Grafana's own library, and Prometheus' tool, say of it.
+"""etc/grafana, checked by Grafana's own library and Prometheus' tool.
 
-``tests/functional/test_monitoring.py`` has real daemons answer its queries.
+The file ``tests/functional/test_monitoring.py`` has real daemons answer the
+dashboard's queries.
 """
 
 import itertools
@@ -21,13 +22,13 @@ from tests.unit.dedupd import test_alerts
 COLUMNS = 24
 UNITS = {value for name, value in vars(units).items()
          if not name.startswith('_')}
-# What no panel shows: both only change with the options.
+# No panel shows these metrics; some change only with the options.
 NOT_SHOWN = {'dedupd_block_size_bytes', 'dedupd_failed_reads_total',
              'dedupd_mount_tried', 'dedupd_task_interval_seconds'}
 
 
 def missing(wanted, found, where=''):
-    """Where one value has what the other has not."""
+    """Yield the places whose value is in `wanted` but not in `found`."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key, value in wanted.items():
             if key not in found:
@@ -43,7 +44,7 @@ def missing(wanted, found, where=''):
 
 
 def read_by_grafana(text):
-    """What its library understands of a dashboard."""
+    """Return the dashboard as Grafana's library understands it."""
     plugins.register_default_plugins()
     return json.loads(encoder.JSONEncoder().encode(
         dashboard_module.Dashboard.from_json(json.loads(text))))
@@ -53,7 +54,7 @@ def test_grafana_knows_every_field():
     wanted = monitoring.dashboard()
     text = json.dumps(wanted)
     assert list(missing(wanted, read_by_grafana(text))) == []
-    # It leaves out what it does not know, at any depth.
+    # The library drops unknown fields at any depth.
     for known, unknown in (('gridPos', 'gridPlace'), ('unit', 'units'),
                            ('expr', 'expression'), ('showLegend', 'legend')):
         assert f'"{known}"' in text
@@ -62,7 +63,7 @@ def test_grafana_knows_every_field():
 
 
 def test_it_can_be_provisioned():
-    """No id of an instance; whatever data source there is."""
+    """The dashboard has no instance's id and works with any data source."""
     found = monitoring.dashboard()
     assert 'id' not in found and found['uid'] and found['title']
     assert '__inputs' not in found and '__requires' not in found

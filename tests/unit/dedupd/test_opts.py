@@ -133,7 +133,7 @@ def test_what_a_cache_needs(tmp_path, dedupd, cache, words):
 
 
 def test_options_of_a_cache_that_is_none(tmp_path):
-    """They say nothing then."""
+    """Options of a cache have no effect in a store."""
     arguments = cache_file(tmp_path / 'conf', {}, {'listen': '0.0.0.0:1'})
     daemon.read_options([*arguments, '--mode', 'store'])
 
@@ -157,7 +157,7 @@ def test_oslo_config_generator():
 
 
 def test_tox_writes_every_sample(tmp_path):
-    """What tox -e genconfig runs, but for where it writes."""
+    """The commands of tox -e genconfig write every sample."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(TOP / 'tox.ini')
     commands = [line.split() for line in parser[
@@ -224,7 +224,7 @@ def test_options_of_messaging_pass_where_there_is_a_broker(tmp_path):
 
 
 def test_what_the_sample_has_is_known(tmp_path):
-    """Every option, set to something."""
+    """Every option in the sample is known."""
     path = tmp_path / 'conf'
     path.write_text(''.join(
         f'[{group}]\n' + ''.join(

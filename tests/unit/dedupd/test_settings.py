@@ -17,7 +17,7 @@ TEXT = '[dedupd]\ndatadir = /\ncollect_interval = %d\n'
 
 
 def test_a_read_during_a_change(tmp_path):
-    """It gets the old value, and the next read gets the new one."""
+    """A read during a change returns the old value, a later one the new."""
     path = tmp_path / 'dedupd.conf'
     path.write_text(TEXT % 0)
     conf = settings.parse(['--config-file', str(path)])

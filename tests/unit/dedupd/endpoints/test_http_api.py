@@ -15,14 +15,14 @@ LIMIT = 60
 
 
 def perform(router, method, path):
-    """A task that has a handler work."""
+    """Return a task that runs the route's handler."""
     route, arguments = router.find(method, path)
     request = messages.Request(method, {}, {}, messages.Peer(0))
     return asyncio.create_task(route.handler(request, **arguments))
 
 
 def test_marking_lost_leaves_threads_to_others():
-    """It waits until no task runs, for as long as a minute."""
+    """Requests that wait up to a minute leave threads for other requests."""
     over = threading.Event()
     control = mock.Mock()
     control.status = lambda: {'fine': True}
@@ -48,7 +48,7 @@ def test_marking_lost_leaves_threads_to_others():
 
 
 def test_no_thread_can_be_started(monkeypatch):
-    """That passes: the client is to try again."""
+    """Without a new thread, the client gets 503 and may try again."""
     async def check():
         router = http_api.API(*[mock.Mock()] * 6, '/', [],
                               asyncio.Event()).unix

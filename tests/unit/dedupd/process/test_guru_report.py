@@ -20,7 +20,7 @@ from tests.support import relays
 from tests.support import repositories
 
 SECRET = 'not-to-be-told'
-END = 'waiting = '          # in the last section
+END = 'waiting = '          # this is in the last section
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def repository(tmp_path):
 
 
 def section(text, title):
-    """A section of a report."""
+    """Return a section of a report."""
     found = re.search(rf'^==== +{title} +====\n=+\n(.*?)(?:^=====|\Z)', text,
                       re.MULTILINE | re.DOTALL)
     assert found, text
@@ -70,7 +70,7 @@ def test_a_report_has_what_the_daemon_does_and_no_secret(repository):
 
 
 def test_signals_have_the_effects_that_they_had(repository):
-    """The daemon goes on, reads its options again, and ends."""
+    """The daemon keeps running, reads its options again, and stops."""
     with daemons.Daemon(repository, cache_mib=7) as daemon:
         daemon.start().wait_for_catalog()
         assert 'cache_mib = 7' in report_of(daemon)
@@ -114,7 +114,7 @@ def test_a_file_triggers_a_report(repository, tmp_path):
 
 
 def test_the_relay_has_reports(repository):
-    """It needs no cache that runs."""
+    """The relay writes a report without a running cache."""
     with cache_harness.CacheDaemon(
             repository, {'upstream_url': 'https://127.0.0.1:1'},
             glance_url='http://127.0.0.1:1') as cache, (
@@ -136,10 +136,11 @@ def handler():
 
 
 def test_what_hangs_does_not_keep_the_report(handler, monkeypatch, capfd):
-    """Nor does what fails, nor a lock of the interrupted thread."""
+    """A section that hangs, fails or needs a lock does not stop the report."""
     monkeypatch.setattr(guru_report, 'PATIENCE', 0.2)
     stuck, lock = threading.Event(), threading.Lock()
-    # oslo.reports asks all objects for their class. This one's is gone.
+    # oslo.reports requests the class of every object. This proxy's object no
+    # longer exists.
     gone = weakref.proxy(threading.Event())
 
     def fail():

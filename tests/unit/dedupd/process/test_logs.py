@@ -24,7 +24,7 @@ def conf():
 
 @pytest.fixture(params=['line', 'json'])
 def written(request, conf):
-    """A logger, and what is written by it."""
+    """Return a logger and the stream that it writes to."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.Formatter(

@@ -16,7 +16,7 @@ LIMIT = 20
 
 
 class Control:
-    """One whose task does not end, and that is at work."""
+    """A control whose task is running and does not end."""
 
     def __init__(self):
         self.over = threading.Event()
@@ -35,7 +35,10 @@ class Control:
 
 
 def test_the_daemon_imports_oslo_messaging_in_a_thread():
-    """Which chooses before with what oslo.service works."""
+    """The daemon imports oslo.messaging later, in a thread.
+
+    That thread first chooses the backend of oslo.service.
+    """
     subprocess.run([sys.executable, '-c', (
         'import sys; from dedupd import daemon; '
         'from dedupd.endpoints import messaging; '
@@ -52,7 +55,7 @@ def control():
 
 @pytest.fixture
 def call(control):
-    """Calls a method in one of the server's threads."""
+    """Return a function that calls a method in one of the server's threads."""
     endpoint = rpc._Endpoint(control)
     with futures.ThreadPoolExecutor(rpc._THREADS) as pool:
         yield lambda method, **arguments: pool.submit(
@@ -61,18 +64,18 @@ def call(control):
 
 
 def test_calls_that_wait_leave_threads_to_others(control, call):
-    """Those beyond are answered at once, which a long poll allows."""
+    """Calls beyond the limit are answered at once, as a long poll allows."""
     waiting = [call('task', name='collect', after=1, wait=30)
                for _ in range(2 * rpc._THREADS)]
     assert call('status').result(LIMIT)['repository']
     assert call('task', name='collect').result(LIMIT)['finished'] == 0
-    # A call that was refused may still be ending in its thread.
+    # A refused call may still be ending in its thread.
     repositories.eventually(lambda: len(
         futures.wait(waiting, 0).not_done) == rpc._WAITING)
     control.over.set()
     for future in waiting:
         assert future.result(LIMIT)['finished'] == 0
-    # What they had is theirs no more.
+    # The places of the ended calls are free again.
     control.over.clear()
     again = [call('task', name='collect', after=1, wait=30)
              for _ in range(rpc._WAITING)]
@@ -81,7 +84,7 @@ def test_calls_that_wait_leave_threads_to_others(control, call):
 
 
 def test_marking_lost_waits_too(control, call):
-    """But it is not done until it is done."""
+    """Calls to mark an image as lost wait or raise Busy beyond the limit."""
     waiting = [call('mark_lost', image_id='image')
                for _ in range(2 * rpc._THREADS)]
     assert call('status').result(LIMIT)['repository']
@@ -89,5 +92,5 @@ def test_marking_lost_waits_too(control, call):
     results = [future.exception(LIMIT) for future in waiting]
     assert results.count(None) >= rpc._WAITING
     for error in results:
-        # As oslo.messaging carries those that are expected.
+        # oslo.messaging carries expected errors in this form.
         assert error is None or issubclass(error.exc_info[0], rpc.Busy)
