@@ -325,7 +325,7 @@ def test_a_qcow2_in_use_is_refused(qcow2):
         ['qemu-io', str(qcow2)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE)
     try:
-        process.stdout.read(1)          # it has opened the file
+        process.stdout.read(1)          # qemu has opened the file
         with pytest.raises(views.SourceError, match='lock'):
             view(qcow2, 'qcow2')
     finally:

@@ -44,7 +44,7 @@ def test_it_takes_no_memory():
                'from glance_dedup.base import package_version\n'
                'print(package_version.version())\n'
                'assert "importlib.metadata" not in sys.modules\n')
-    # A fork of this process would have imported much (tests/support).
+    # This process is new; a fork would have imported much (tests/support).
     done = subprocess.run([sys.executable, '-c', program], check=True,
                           capture_output=True, text=True, timeout=60)
     assert done.stdout == f'{VERSION}\n'

@@ -322,7 +322,7 @@ def test_no_store_of_another_scope_is_loaded(tmp_path):
         assert repo.statistics()['lock_refusals'] == 0
 
 
-# -- which group is appended to -----------------------------------------------
+# -- the group for new blocks -------------------------------------------------
 
 def make_group(path, number, scope):
     """Make a group as an upload leaves it."""

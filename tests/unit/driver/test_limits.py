@@ -73,7 +73,7 @@ def test_an_upload_over_the_limit_is_refused(store):
     assert str(stored(store)) not in words
     assert stores.repo(store).images() == ['one']
     assert len(os.listdir(os.path.join(
-        stores.repo(store).path, 'spool'))) == 1     # that of image one
+        stores.repo(store).path, 'spool'))) == 1     # the file of image one
     # Other projects have limits of their own.
     add('two', noise(2 * MIB, 3), BOB)
     assert stores.repo(store).images() == ['one', 'two']
@@ -120,7 +120,10 @@ def test_what_was_there_takes_nothing(store):
 
 @pytest.mark.parametrize('counted', [False, True])
 def test_deletion_and_collection_give_it_back(store, counted):
-    """A deleted image no longer counts, even if it was never counted."""
+    """After a collection, a deleted image no longer counts.
+
+    The result is the same if the image was counted before.
+    """
     url = add('one', noise(2 * MIB))
     if counted:
         maintain(store, maintenance.account)

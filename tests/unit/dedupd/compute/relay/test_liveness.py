@@ -119,7 +119,7 @@ def test_a_cache_that_hangs(path, backlog, monkeypatch):
 
 @pytest.mark.parametrize('there', [True, False])
 def test_a_daemon_that_is_not_there_is_no_hung_one(path, there):
-    """Waits continue if no daemon listens; the kernel ends them."""
+    """A daemon that does not listen does not count as hung."""
     async def scenario():
         if there:
             with socket.socket(socket.AF_UNIX) as sock:
