@@ -32,7 +32,7 @@ FILE_SYSTEMS = [*([] if guest.inside() else ['model']), *REAL_FILE_SYSTEMS]
 
 @pytest.fixture(scope='session')
 def real_file_systems():
-    """Real ones by name: each is started for the first test that asks."""
+    """Real file systems by name; the first test that needs one starts it."""
     with contextlib.ExitStack() as stack:
         running = {}
 
@@ -57,8 +57,9 @@ def real_file_systems():
 def two_hosts(request, tmp_path, real_file_systems):
     """Two hosts, each with a mount of one empty directory at its ``root``.
 
-    On the model their caches last as long as any test. Of a real file system
-    they are mounts that later tests use, too, which are up again by then.
+    On the model their caches last as long as any test. On a real file system
+    the hosts are mounts that later tests use, too; they are mounted again by
+    then.
     """
     if request.param == 'model':
         with fuse_hosts.hosts(tmp_path, names=600, attributes=600,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A daemon that others watch: by its status listener, or over a broker."""
+"""A daemon that is watched by its status listener, or over a broker."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from tests.support import ports
 
 
 class Daemon(daemons.Daemon):
-    """One with a status listener.
+    """A daemon with a status listener.
 
     :param default: lines for ``[DEFAULT]``
     :param sections: further sections
@@ -31,13 +31,13 @@ class Daemon(daemons.Daemon):
         self.config.write_text(text + self._sections)
 
     def get(self, path):
-        """JSON of a request that must succeed."""
+        """Return the JSON of a request that must succeed."""
         response = self.request('GET', path)
         assert response.status == 200, response.body
         return response.json()
 
     def perform(self, task, **arguments):
-        """Have a task run that must end well; its result."""
+        """Run a task that must end well, and return its result."""
         last = self.run(task, **arguments)['last']
         assert last['error'] is None, last
         return last['result']
@@ -45,7 +45,7 @@ class Daemon(daemons.Daemon):
 
 @contextlib.contextmanager
 def running(repository, **options):
-    """A daemon that serves, and has its catalog."""
+    """A daemon that serves requests, and has its catalog."""
     with Daemon(repository, **options) as daemon:
         daemon.start()
         daemon.wait_for_catalog()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What works on a disk that somebody else has filled; a process of its own.
+"""Checks that work goes on, on a disk that another program has filled.
 
     python -m tests.functional.full_disk ROOT FILTER bytes|inodes|quota [cache]
 
@@ -42,7 +42,7 @@ def refused(repo, image_id):
 
 
 def maintain(repo):
-    """As the daemon, or the command line, does."""
+    """Run the maintenance as the daemon, or the command line, does."""
     with maintainer_role.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
         result = collector.run_once(maintainer, pacing.Pace())
@@ -88,8 +88,8 @@ def main(root, filter_directory, kind):
         assert not found_by_check(path)
         maintain(repo)
         if kind != 'inodes':
-            # What the image had has come back, and what was kept for this is
-            # there again.
+            # The image's bytes are free again, and the reserve has been made
+            # again.
             assert free(place, kind) > 8 * MIB
             assert (path / 'catalog-reserve').exists()
             repositories.put(repo, 'next', repositories.noise(MIB, 3))
@@ -107,8 +107,8 @@ def main(root, filter_directory, kind):
 
 
 def cache(root, filter_directory, kind):
-    """Evicting makes room, and its list is written again when there is."""
-    # What is held is less than this otherwise is.
+    """Evicting makes room; then the cache catalog can be written again."""
+    # The reserve is smaller than otherwise.
     reserve.RESERVE_BYTES = MIB
     root = pathlib.Path(root)
     path = repositories.create(root / 'repository', block_size=4096,
@@ -127,7 +127,7 @@ def cache(root, filter_directory, kind):
         assert refused(repo, 'refused')
         held.used('image-0')
         held.save()
-        # Nobody could write this down; nor is what was before lost.
+        # The full disk took no new catalog, and the previous one is not lost.
         before = cache_catalog.decode((path / 'cache.json').read_bytes())
         assert list(before)[0] == 'image-0'
         with maintainer_role.Maintainer(repo) as maintainer:
@@ -137,7 +137,8 @@ def cache(root, filter_directory, kind):
             # The room that is kept for the catalog counts, too.
             assert result.evicted in (['image-1'], ['image-1', 'image-2'])
             assert not result.short and not result.failed, result
-            # Without a limit the disk is one, if it is blocks that it lacks.
+            # Without a limit the disk's size is the limit, if blocks are
+            # short.
             result = evictor.run_once(maintainer, pacing.Pace(), held, 0,
                                       coming=lambda: 9 * MIB // 2)
             assert kind == 'inodes' or result.evicted, result
@@ -156,7 +157,7 @@ def cache(root, filter_directory, kind):
 
 
 def found_by_check(path):
-    """What ``repository check`` finds, in words; nothing if all is well."""
+    """Return the findings of ``repository check``, in words."""
     return [str(f) for f in checker.check(path).findings]
 
 

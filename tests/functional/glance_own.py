@@ -45,7 +45,7 @@ def use_dedup(functional, CONF, glance_store):
 
     functional.SynchronousAPIBase.setup_stores = setup_stores
 
-    # These look into, and break, what is a file store's directory.
+    # These methods look into, and break, the directory of a file store.
     def break_store(self, name):
         shutil.rmtree(self._store_dir(name))
 
@@ -123,10 +123,10 @@ class Result(unittest.TestResult):
 
 
 def all_modules(functional):
-    """The modules of Glance's functional tests.
+    """Return the modules of Glance's functional tests.
 
-    But not those of the database, and not ``serial``: these start daemons
-    with a configuration of their own and wait minutes for them.
+    The tests of the database and those of ``serial`` are not among them: they
+    start daemons with a configuration of their own and wait minutes for them.
     """
     root = pathlib.Path(functional.__file__).parent
     return [f'{PACKAGE}.' + '.'.join(path.relative_to(root).with_suffix('')
@@ -149,7 +149,7 @@ def main(driver, results, *names):
     options.set_defaults(cfg.CONF)
     import glance.tests.functional as functional
 
-    # Not to be cut off by what a test closes or redirects.
+    # A test that closes or redirects output does not cut this file off.
     with open(results, 'w') as output:
         result = Result(output)
         if driver == 'dedup':

@@ -42,7 +42,7 @@ REQUEST_TIMEOUT = 120
 
 CHUNK = 1 << 20
 
-#: Where what takes long to make is kept, below the checkout.
+#: A directory below the checkout for results that take long to make.
 KEPT = pathlib.Path(__file__).resolve().parents[2] / '.build'
 
 
@@ -97,11 +97,11 @@ def uwsgi_options(application, port, processes, threads,
         # Clients send chunks of up to their own size; 1 MiB by default.
         'chunked-input-limit': 16 << 20,
         'buffer-size': 65535,
-        # A client that is slow, not one that is gone.
+        # This limit ends no client that is only slow.
         'http-timeout': REQUEST_TIMEOUT,
         'socket-timeout': REQUEST_TIMEOUT,
-        # uWSGI closes after each answer; a client that is not told so may
-        # send its next request into the closing connection.
+        # uWSGI closes the connection after each answer; without this header a
+        # client may send its next request into the closing connection.
         'add-header': 'Connection: close',
         'listen': 100,
         'thunder-lock': 'true',
@@ -114,9 +114,9 @@ def uwsgi_options(application, port, processes, threads,
 class GlanceServer:
     """One Glance API service.
 
-    All that it writes is in `directory`: configuration in ``etc/``, the
+    The server writes only into `directory`: configuration in ``etc/``, the
     database, ``log/uwsgi.log`` with Glance's own log in it, and ``staging/``.
-    A server made on a directory that was used before goes on with its
+    A server made on a directory that was used before continues with its
     database.
 
     :param directory: where to put everything; created if it is missing
@@ -130,10 +130,10 @@ class GlanceServer:
     :param lazy_apps: as for `uwsgi_options`
     """
 
-    #: Of the requests that ask whether it answers.
+    #: The headers of the requests that poll whether Glance answers.
     headers = None
 
-    #: What each process imports if the database is SQLite.
+    #: The module that each process imports if the database is SQLite.
     module = 'tests.functional.sqlite_locks'
 
     def __init__(self, directory, stores, default_store=None, processes=2,
@@ -168,7 +168,7 @@ class GlanceServer:
 
     @property
     def pid(self):
-        """The uWSGI master. SIGTERM or SIGINT ends it and its workers."""
+        """The uWSGI master's pid; SIGTERM or SIGINT ends all processes."""
         return self._process and self._process.pid
 
     def worker_pids(self):
@@ -209,7 +209,7 @@ class GlanceServer:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            # Workers that outlived the master; the group is only ours.
+            # Workers may outlive the master; the group holds only ours.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(STOP_TIMEOUT)
@@ -228,7 +228,7 @@ class GlanceServer:
     def detach(self):
         """Leave the server running when this process ends; return its pid."""
         process, self._process = self._process, None
-        # Not to be complained about, nor waited for, when collected.
+        # Python neither complains about it nor waits for it when collected.
         process.returncode = 0
         return process.pid
 
@@ -272,7 +272,7 @@ class GlanceServer:
 
     @staticmethod
     def policy():
-        """Allow everything: without Keystone nobody has a role or project."""
+        """Allow everything: without Keystone no client has a role."""
         from glance import policies
         return ''.join(
             f'{json.dumps(rule.name)}: "@"\n'
@@ -380,8 +380,8 @@ class Client:
                     method, path, body, {**(headers or {}), **self.headers},
                     encode_chunked=chunked)
             except (BrokenPipeError, ConnectionResetError):
-                # Glance may answer before it has read the body, and close.
-                # What it said is still there to be read.
+                # Glance may answer before it has read the body, and close. Its
+                # answer can still be read.
                 pass
             response = connection.getresponse()
             content = response.read()
@@ -456,7 +456,7 @@ class Client:
         return self._json('GET', f'/v2/images/{image_id}')
 
     def list(self):
-        """All images; Glance is asked page by page."""
+        """List all images; Glance answers page by page."""
         path, images = '/v2/images', []
         while path:
             page = self._json('GET', path)
@@ -473,10 +473,10 @@ class Client:
 
 
 class ProjectServer(GlanceServer):
-    """Whom a request comes from is said by its headers, as Keystone would.
+    """A Glance that takes the user from the headers, as after Keystone.
 
-    Glance's own policy holds, but whoever starts the server may ask whether
-    it answers.
+    Glance's own policy holds, but a request without a user may poll whether
+    the server answers.
     """
 
     def configure(self):
@@ -499,7 +499,7 @@ class ProjectServer(GlanceServer):
 
 
 class ProjectClient(Client):
-    """Of a member of a project, at a :class:`ProjectServer`."""
+    """A client of a project's member, at a :class:`ProjectServer`."""
 
     def __init__(self, url, project, roles='member,reader'):
         super().__init__(url, headers={

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Clients of a real Glance, any of whose processes may die, and an oracle.
+"""Clients of a real Glance whose processes may die at any time, and an oracle.
 
-As ``storm.py``, by HTTP. A client's knowledge is what it was told: an upload
-that was answered 204 is there until its delete was begun, and gone when that
-was answered 204. Of one without an answer nobody knows whether it became an
-image; but if it did it is whole. Glance has no transaction over its database
-and its store: killed between the two it may leave a record in ``saving`` for
-ever, an image in the store that no record leads to, or a record whose data
-is gone. None of these is the store's, and each is told apart here: before the
-first answer, or after the first attempt to delete.
+It does by HTTP what ``storm.py`` does directly. A client knows only the
+answers that it got: an upload that was answered 204 is there until its delete
+was begun, and gone when that was answered 204. Of an upload without an answer
+it is not known whether it became an image; but if it did, the image is whole.
+Glance has no transaction over its database and its store: killed between the
+two it may leave a record in ``saving`` for ever, an image in the store that no
+record leads to, or a record whose data is gone. None of these is the store's
+fault, and the oracle distinguishes them: they occur before the first answer,
+or after the first attempt to delete.
 """
 
 import contextlib
@@ -30,11 +31,11 @@ from tests.functional import storm
 
 #: Seconds for one send or receive; a process that was killed resets at once.
 TIMEOUT = 60
-#: Of all clients together there are about so many images.
+#: There are about so many images of all clients together.
 IMAGES = 30
 STEPS = {'put': 8, 'abort': 3, 'read': 10, 'read_range': 5, 'delete': 4}
 
-#: What ends a request early when the other side is killed.
+#: Exceptions that end a request early when the other side is killed.
 BROKEN = (OSError, http.client.HTTPException)
 
 
@@ -108,7 +109,7 @@ class Worker:
         image_id = self.new()
         if image_id is None:
             return
-        # Another upload of what failed may follow.
+        # Another upload may follow a failed one.
         for attempt in range(1 + self.rng.randrange(3)):
             tag = f'{number}.{attempt}'
             data = storm.content(image_id, tag)
@@ -127,7 +128,7 @@ class Worker:
             time.sleep(self.rng.random() / 5)
 
     def abort(self, _, number):
-        """An upload whose client goes away in the middle."""
+        """Upload with a client that goes away in the middle."""
         image_id = self.new()
         if image_id is None:
             return
@@ -176,7 +177,7 @@ class Worker:
         if whole:
             tag = storm.require_right(image_id, data)
         elif len(data) > storm.TAG:
-            # What came before somebody was killed is right, too.
+            # The bytes that came before a process was killed are right, too.
             tag = data[:storm.TAG].decode().rstrip()
             assert storm.content(image_id, tag).startswith(data), (
                 f'{image_id} {tag}: the first {len(data)} bytes are wrong')
@@ -212,7 +213,7 @@ class Worker:
 
 
 def run_worker(log, **arguments):
-    """A process's whole life; the exit status."""
+    """Run a worker as a whole process; returns its exit status."""
     try:
         Worker(log=log, **arguments).work()
     except BaseException:
@@ -225,33 +226,33 @@ def run_worker(log, **arguments):
 # -- the oracle ---------------------------------------------------------------
 
 class Image:
-    """What the clients were told about one image."""
+    """The answers that the clients got about one image."""
 
     def __init__(self, image_id):
         self.image_id = image_id
         self.begun = {}             # attempts by their tags: times
         self.aborted = set()
-        self.tag = self.put = None  # the one that was acknowledged, and when
+        self.tag = self.put = None  # of the acknowledged one, and when
         self.delete_begun = None    # the first attempt
         self.deleted = None         # acknowledged
 
     @property
     def gone(self):
-        """When a delete was answered, if Glance knew then what to delete.
+        """Time when a delete was answered, if Glance knew what to delete.
 
-        It may have been killed when the store had the image and the record
-        had not, or still have been at the upload.
+        Glance may have been killed when the store had the image and the record
+        had not, or the upload may still have been going on.
         """
         return self.deleted if self.put is not None else None
 
     def may_be(self, tag):
-        """Whether this may be its content."""
+        """Return true if this may be its content."""
         return (tag in self.begun and tag not in self.aborted
                 and self.tag in (None, tag))
 
 
 def read_logs(logs, images=None):
-    """Images by their id, and the reads.
+    """Return the images by their id, and the reads.
 
     :param images: what was known before
     """
@@ -262,7 +263,7 @@ def read_logs(logs, images=None):
             try:
                 event = json.loads(line)
             except ValueError:
-                continue    # the last line of one that was killed
+                continue    # a killed process's last line
             assert 'failure' not in event, event['failure']
             pair = events.setdefault(event['number'], [None, None])
             pair[event['phase'] == 'end'] = event
@@ -304,10 +305,10 @@ def judge_reads(images, reads):
 
 
 def judge_end(repo, client, images):
-    """Nobody is at work; returns the contents of what the repository has.
+    """Check the repository while no client works; returns its contents.
 
-    From here on what is there is known, and Glance has forgotten, and the
-    repository with it, of what only one of them had.
+    From here on the images that are there are known; images that only Glance
+    or only the repository had are deleted from both.
     """
     contents = {}
     for image_id in [i for i in repo.images() if i in images]:
@@ -346,7 +347,7 @@ def judge_end(repo, client, images):
 
 
 def patiently(call, *arguments, **keywords):
-    """Repeats what the database refuses, or a process that just died."""
+    """Repeat a call that the database, or a process that died, refused."""
     for attempt in range(100):
         try:
             return call(*arguments, **keywords)

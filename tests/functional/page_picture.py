@@ -36,12 +36,12 @@ PROJECTS = ('6d1c0a9f2e7b4f58', 'a83e5b27c91d4066')
 
 
 def image_id(name):
-    """Always the same, so that pictures differ only in what is new."""
+    """Return an id that stays the same, so that pictures differ little."""
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
 
 def fill(daemon, path, ahead):
-    """A week: an image a day, and what the daemon does with it.
+    """Replay a week: an image a day, and the daemon's tasks.
 
     :param ahead: called with the seconds by which its clock is ahead
     """

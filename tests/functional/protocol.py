@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of the protocol share: repositories, and hooks for calls.
+"""Repositories, and hooks for calls, that the tests of the protocol share.
 
 The rules are N1 to N11 (``protocol.rst``) and I1 to I13 (``design.rst``).
 The maintainer's part is played by the test. Between any two system calls of
@@ -44,7 +44,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def coarse(tmp_path):
-    """One whose groups are made less often; data comes in large batches."""
+    """A repository with larger groups, which are made less often."""
     return create(tmp_path / 'coarse', group_slots=64)
 
 

@@ -3,8 +3,8 @@
 """A real RabbitMQ on ports of its own, with all files in one place.
 
 It needs Debian's package rabbitmq-server, but not its service: the broker runs
-as whoever runs the test, in a directory of the test's, and is stopped by its
-process id.
+as the user who runs the test, in a directory of the test's, and is stopped by
+its process id.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _STOP_SECONDS = 20
 
 
 def url_of(port, address='127.0.0.1', password='guest'):
-    """Of a broker on this port, as oslo.messaging has it."""
+    """Return a broker's URL on this port, in oslo.messaging's form."""
     return f'rabbit://guest:{password}@{address}:{port}/'
 
 
@@ -53,8 +53,8 @@ class RabbitMQ:
         self.url = url_of(self._port, address, password)
 
     def environment(self):
-        # Nothing of the caller's: the start script heeds names as common as
-        # LOGS.
+        # No variable of the caller's: the start script heeds names as common
+        # as LOGS.
         place = self._directory
         return {
             'PATH': os.environ['PATH'],
@@ -88,7 +88,7 @@ class RabbitMQ:
         return self._run(_PROGRAM)
 
     def start(self):
-        """Returns when it takes connections."""
+        """Start the broker; returns when it takes connections."""
         server = self.launch()
         deadline = time.monotonic() + _START_SECONDS
         while not self.answers():
@@ -121,7 +121,7 @@ class RabbitMQ:
             return False
 
     def consumers(self, queue):
-        """How many there are of a queue; none if there is no such queue."""
+        """Count the consumers of a queue; 0 if there is no such queue."""
         try:
             with self.connect() as connection:
                 return connection.channel().queue_declare(
@@ -130,7 +130,7 @@ class RabbitMQ:
             return 0
 
     def stop(self):
-        """Returns when nothing of it runs any more."""
+        """Stop the broker; returns when none of its processes is left."""
         while self._processes:
             process = self._processes.pop()
             for number in (signal.SIGTERM, signal.SIGKILL):

@@ -6,10 +6,11 @@ Two real Glances of two processes each, with one database; daemons; processes
 of two hosts that store, read and delete by themselves (they do not see one
 another's hints, so that there is something to merge); clients of Glance that
 go away in the middle; operators' commands. The oracles are those of
-``storm.py`` and ``glance_storm.py``. After each round nobody is at work, and
-what is there is compared with them; at the end one more accounting, merging
-and collection must leave exactly the distinct blocks of the images that are
-there, and nothing of any process that died.
+``storm.py`` and ``glance_storm.py``. After each round only the daemons are at
+work, and the images that are there are compared with the oracles; at the end
+one more accounting, merging and collection must leave exactly the distinct
+blocks of the images that are there, and no file or lock of any process that
+died.
 """
 
 import collections
@@ -36,7 +37,7 @@ from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
 
-#: Seconds that anything may take that ought to take none.
+#: The limit in seconds for an operation that ought to take none.
 LIMIT = 180
 IMAGES = 30
 #: The processes of a round, by what they do; None: a client of Glance.
@@ -52,16 +53,16 @@ CACHED_GROUPS = 64
 #: Bytes that a process may grow by from its second round on.
 GROWTH = 96 << 20
 
-#: What may be found at the end: the last catalog that was set aside, and the
-#: index of that one; and the index keeps records of freed blocks until it
-#: meets others like them.
+#: Findings that the check may have at the end: the last catalog that was set
+#: aside, and the index of that one; and the index keeps records of freed
+#: blocks until a run meets others like them.
 EXPECTED = ('files of damaged bytes are set aside',
             'is of another catalog: merging makes the index anew',
             'records of blocks that are no more')
 
 
 class Glance(glance_server.GlanceServer):
-    """One of several with one database."""
+    """One of several servers with one database."""
 
     def _sync_database(self):
         if self.database.startswith(f'sqlite:///{self.directory}/'):
@@ -119,7 +120,7 @@ class Soak:
             server = Glance(
                 parent / f'glance-{number}', {'dedup': store}, processes=2,
                 database=self.servers[0].database if number else None)
-            # The database is the first one's, and made by it.
+            # The database is in the first server's directory, which makes it.
             server.start()
             self.servers.append(server)
 
@@ -154,7 +155,7 @@ class Soak:
         self.start_worker(steps)
 
     def kill_glance_worker(self):
-        """uWSGI makes another."""
+        """Kill a worker; uWSGI makes another one."""
         server = self.rng.choice(self.servers[self.spared:])
         with contextlib.suppress(TypeError, OSError, IndexError):
             pid = self.rng.choice(server.worker_pids())
@@ -163,7 +164,7 @@ class Soak:
             self.kills['glance worker'] += 1
 
     def kill_glance(self):
-        """All of one server, and start it again meanwhile."""
+        """Kill all of one server, and start it again meanwhile."""
         if any(thread.is_alive() for thread in self.starting):
             return
         server = self.rng.choice(self.servers[self.spared:])
@@ -202,14 +203,14 @@ class Soak:
             process.communicate()
 
     def kill_daemon(self):
-        """And go on without it for a while, or with the other one."""
+        """Kill the daemon; run without it for a while, or with the other."""
         self.note('kill the daemon')
         self.daemon.kill()
         self.kills['daemon'] += 1
         rng = self.rng
         if self.other.process is None:
             if rng.random() < 0.1:
-                # It can be spared at any time (I9).
+                # The fence can be missing at any time (I9).
                 self.note('unlink the fence')
                 (self.path / 'fence').unlink(missing_ok=True)
             for _ in range(rng.randrange(3)):
@@ -221,7 +222,7 @@ class Soak:
 
     def start_daemon(self):
         for _ in range(self.rng.choice([0, 0, 1, 2])):
-            # Already at its start.
+            # The daemon may be killed as early as in its start.
             self.daemon.start(wait=False)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.daemon.process.wait(self.rng.uniform(0.2, 1.5))
@@ -232,7 +233,7 @@ class Soak:
         self.daemon.start(wait=False)
 
     def chief(self):
-        """The daemon that maintains the repository, once one does."""
+        """Return the daemon that maintains the repository, once one does."""
         both = [d for d in (self.daemon, self.other) if d.process is not None]
         found = []
 
@@ -244,7 +245,7 @@ class Soak:
                     found.append(daemon)
             return found
         for daemon in both:
-            # Each answers; and one of them is it.
+            # Each daemon answers, and one of them maintains.
             daemon.wait_for(daemon.status, LIMIT)
         both[0].wait_for(ready, LIMIT)
         return found[0]
@@ -256,7 +257,7 @@ class Soak:
         self.deadline = time.monotonic() + seconds
         self.note(f'round {number}')
         # In some rounds there is a second daemon, and neither it nor the first
-        # Glance is killed, so that it is seen what they have grown by.
+        # Glance is killed, so that their growth can be measured.
         self.spared = number % 8 not in (0, 7)
         if self.spared and self.other.process is None:
             self.other.start(wait=False)
@@ -269,11 +270,7 @@ class Soak:
                              self.kill_glance_worker: 3, self.kill_glance: 1})
 
     def kill_at_random(self, deeds, rate=1.5):
-        """Until the deadline, and each at least once; then all have ended.
-
-        :param deeds: how often each, in proportion
-        :param rate: deeds a second, on average
-        """
+        """Do each deed at least once, at random times, until the deadline."""
         first = list(deeds)
         self.rng.shuffle(first)
         while first or time.monotonic() < self.deadline:
@@ -292,7 +289,7 @@ class Soak:
             assert not thread.is_alive(), 'Glance does not start'
 
     def wait_for_glance(self):
-        """Until no request is left of those whose client is dead."""
+        """Wait until no request of a dead client is left."""
         ports = {f'{server.port:04X}' for server in self.servers}
 
         def idle():
@@ -318,7 +315,7 @@ class Soak:
             LIMIT, 'an upload goes on')
 
     def judge(self):
-        """Nobody but the daemons is at work now."""
+        """Check everything; only the daemons are at work now."""
         self.wait_for_glance()
         self.note('judge')
         uploads, reads = storm.read_logs(self.logs['storm'], self.uploads)
@@ -375,13 +372,13 @@ class Soak:
         os.truncate(daemon.log, 0)
 
     def judge_glance(self):
-        """The store itself never fails, whoever dies."""
+        """No error of the store is in Glance's log, whichever process dies."""
         for server in self.servers:
             for line in server.log.read_text(errors='replace').splitlines():
                 assert ' ERROR glance_dedup' not in line, line
 
     def tally(self, reads, uploads, images):
-        """What was done in this round, for people."""
+        """Count this round's operations, for people."""
         self.done['reads'] += len(reads)
         self.done['read bytes'] += sum(last['bytes'] for _, last in reads)
         for logs in self.logs.values():
@@ -408,13 +405,13 @@ class Soak:
         return pids
 
     def look_at_processes(self):
-        """Files that are gone, and memory, of those that live."""
+        """Check deleted files that processes hold; note their memory."""
         for pid in self.long_lived():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 gone = deleted_files(pid, self.path)
                 self.done['most deleted files'] = max(
                     self.done['most deleted files'], len(gone))
-                # The daemons work on: what one deletes it closes at once.
+                # The daemons work on, and close at once what they delete.
                 strange = {name for name in gone if '/groups/' not in name}
                 repositories.eventually(
                     lambda: not strange.intersection(
@@ -425,7 +422,7 @@ class Soak:
                     resident(pid))
 
     def judge_memory(self):
-        """Of those that lived long enough to have had everything happen."""
+        """Check the memory of processes that lived for several rounds."""
         for (pid, _), sizes in self.memory.items():
             self.done['most MiB'] = max(self.done['most MiB'],
                                         max(sizes) >> 20)
@@ -438,14 +435,14 @@ class Soak:
         print(dict(self.kills), dict(self.done), flush=True)
 
     def end(self, contents):
-        """Stop everything; nothing of anybody may be left."""
+        """Stop everything; no lock, file or process may be left."""
         pids = [(pid, started(pid)) for pid in self.long_lived()]
         for server in self.servers:
             server.kill()
         for daemon in (self.daemon, self.other):
             if daemon.process is not None:
                 assert daemon.stop(limit=LIMIT) == 0, daemon.text()[-3000:]
-        # The workers of a master that is dead are awaited by nobody.
+        # No process waits for the workers of a dead master.
         repositories.eventually(lambda: not users_of(self.path) and not any(
             started(pid) == when for pid, when in pids), LIMIT)
         require_no_locks(self.path)
@@ -456,7 +453,7 @@ class Soak:
         require_no_locks(self.path)
 
     def last_words(self):
-        """What a failure prints: the seed, and what happened at last."""
+        """Print, after a failure, the seed and the last events."""
         print(f'GLANCE_DEDUP_SOAK_SEED={self.seed}; the repository is left '
               f'in {self.path}')
         print(*self.events, sep='\n')
@@ -482,7 +479,7 @@ class Soak:
 # -- processes ----------------------------------------------------------------
 
 def deleted_files(pid, path):
-    """What a process has open in a repository though it has no name."""
+    """Return a repository's files that a process has open but have no name."""
     found = []
     for fd in os.listdir(f'/proc/{pid}/fd'):
         with contextlib.suppress(OSError):
@@ -494,14 +491,14 @@ def deleted_files(pid, path):
 
 
 def started(pid):
-    """What tells a process from a later one with its number; None: gone."""
+    """Return the process's start time, which tells it from a later one."""
     with contextlib.suppress(OSError), open(f'/proc/{pid}/stat') as f:
         return f.read().rpartition(')')[2].split()[19]
     return None
 
 
 def resident(pid):
-    """Bytes of memory."""
+    """Return the bytes of memory that a process uses."""
     with open(f'/proc/{pid}/status') as f:
         for line in f:
             if line.startswith('VmRSS:'):
@@ -510,7 +507,7 @@ def resident(pid):
 
 
 def users_of(path):
-    """Processes, but this one, that have something of a repository open."""
+    """Return other processes that have a file of the repository open."""
     found = set()
     for pid in filter(str.isdigit, os.listdir('/proc')):
         with contextlib.suppress(OSError):
@@ -522,7 +519,7 @@ def users_of(path):
 
 
 def require_no_locks(path):
-    """Nobody has a lock of any file, and a new process may take them all.
+    """No process has a lock of any file, and a new process may take them all.
 
     On file systems in user space a lock falls a moment after its file was
     closed, or its process has ended: the kernel waits for no answer.
@@ -547,7 +544,8 @@ def require_no_locks(path):
                 lambda: repositories.set_lock(
                     f.fileno(), 0, fcntl.F_WRLCK, bytes_=0),
                 LIMIT, f'{file} is locked')
-            # So that it does not fall a moment later, either.
+            # The lock is released here, so that it does not fall a moment
+            # later.
             repositories.set_lock(f.fileno(), 0, fcntl.F_UNLCK, bytes_=0)
 
 
@@ -562,8 +560,8 @@ def distinct_blocks(contents):
 def renew_tails(repo):
     """Have a writer lease every group that has room, as uploads will.
 
-    Only then is it known what a writer that died before it published its
-    entries left behind them (N7.3).
+    Only then the entries are known that a writer had left unpublished when it
+    died (N7.3).
     """
     room = sum(
         group.slots - group.record()[2] for group in (
@@ -575,7 +573,7 @@ def renew_tails(repo):
 
 
 def settle(repo):
-    """One more run of everything."""
+    """Run each task once more."""
     renew_tails(repo)
     pace = pacing.Pace()
     with maintenance.maintaining(repo, wait=LIMIT) as maintainer:
@@ -590,9 +588,10 @@ def settle(repo):
 
 
 def extra_blocks(path, expected):
-    """Live blocks that no image needs, or that are missing.
+    """Return the live blocks that no image needs, or that are missing.
 
-    By group: their slots, the published record, the states of all slots.
+    The result has, by group: their slots, the published record, the states of
+    all slots.
     """
     found = {}
     for group, slot in maintenance.live_slots(path) ^ set(expected):
@@ -604,7 +603,7 @@ def extra_blocks(path, expected):
 
 
 def require_exact(path, contents):
-    """Not a block too much, nor too few; in counts, groups and catalog."""
+    """The counts, groups and catalog have exactly the images' blocks."""
     wanted = distinct_blocks(contents)
     with repositories.open_repository(path) as repo:
         assert repo.images() == sorted(contents)
@@ -628,7 +627,7 @@ def require_exact(path, contents):
     assert statistics['unique_blocks'] == len(wanted)
     assert statistics['images'] == len(contents)
     assert statistics['logical_bytes'] == sum(map(len, contents.values()))
-    # The check looks at no catalog that is in use.
+    # The check reads no catalog that is in use.
     repositories.eventually(lambda: not repositories.lock_held(
         path / 'locks/maintainer', 0), LIMIT)
     report = checker.check(path)

@@ -4,8 +4,8 @@
 
 Each stores, reads, aborts and deletes, and logs the begin and the end of each
 operation; any of them may be killed at any moment. The content of an image
-follows from its id and from a tag in its first bytes, so every byte that
-anyone reads is verified. Deletes name the upload they mean, so that for each
+follows from its id and from a tag in its first bytes, so every byte that a
+process reads is verified. Deletes name the upload they mean, so that for each
 upload it is known whether it must exist, must not, or may.
 """
 
@@ -33,12 +33,12 @@ from tests.support.repositories import open_repository
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = 512
 TAG = 24
-#: Of the ids of all images here; others may be in the repository, too.
+#: The ids of all images here begin with it; others may be in the repository.
 PREFIX = 'image-'
 
 
 def content(image_id, tag):
-    """Much of it is in other images, too; some of it is its own."""
+    """Return content; much of it is in other images, too, and some is not."""
     rng = random.Random(f'{image_id} {tag}')
     data = bytearray(tag.encode().ljust(TAG))
     data += noise(BLOCK - TAG, rng.random())
@@ -59,13 +59,13 @@ def content(image_id, tag):
 
 
 def require_right(image_id, data):
-    """The tag of what was read, if it is right in every byte."""
+    """Return the tag of data that was read; every byte of it must be right."""
     tag = data[:TAG].decode().rstrip()
     assert data == content(image_id, tag), f'{image_id} {tag} is wrong'
     return tag
 
 
-#: What each kind of worker does, and how often.
+#: The steps of each kind of worker, and how often it does each.
 MIXED = {'put': 9, 'read': 8, 'delete': 4, 'hold': 1, 'read_held': 1,
          'abort': 1}
 UPLOADER = {'put': 9, 'abort': 1, 'pause': 6}
@@ -75,7 +75,7 @@ READER = {'read': 40, 'read_served': 40, 'read_by_command': 1, 'hold': 10,
 
 
 class Worker:
-    """One process's work.
+    """The work of one process.
 
     :param deadline: when it is to end, by time.monotonic()
     :param steps: what it does
@@ -166,7 +166,7 @@ class Worker:
                   bytes=len(data))
 
     def read_served(self, image_id, number):
-        """Through the daemon, if there is one just now."""
+        """Read through the daemon, if there is one just now."""
         self.tell(op='read', phase='begin', image=image_id, number=number)
         tag, data = None, b''
         try:
@@ -183,7 +183,7 @@ class Worker:
                   bytes=len(data))
 
     def read_by_command(self, image_id, number):
-        """As an operator, without the daemon."""
+        """Read by an operator's command, without the daemon."""
         self.tell(op='read', phase='begin', image=image_id, number=number)
         done = subprocess.run(
             [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
@@ -217,7 +217,7 @@ class Worker:
 
 
 def run_worker(log, **arguments):
-    """A process's whole life; the exit status."""
+    """Run a worker as a whole process; returns its exit status."""
     try:
         Worker(log=log, **arguments).work()
     except BaseException:
@@ -228,7 +228,7 @@ def run_worker(log, **arguments):
 
 
 def start_worker(path, log, name, deadline, **options):
-    """Fork one."""
+    """Fork a worker."""
     pid = os.fork()
     if pid:
         return pid
@@ -244,7 +244,7 @@ def start_worker(path, log, name, deadline, **options):
 # -- the oracle ---------------------------------------------------------------
 
 class Upload:
-    """What is known about one store operation, and the delete of it."""
+    """The oracle's knowledge about one store operation, and its delete."""
 
     def __init__(self, image_id, tag):
         self.image_id = image_id
@@ -256,7 +256,7 @@ class Upload:
 
 
 def read_logs(logs, uploads=None, may_fail=(), until=math.inf):
-    """Uploads by their id, and the reads.
+    """Return the uploads by their id, and the reads.
 
     :param uploads: what was known before
     :param may_fail: names of exceptions that a worker may have ended with
@@ -266,13 +266,13 @@ def read_logs(logs, uploads=None, may_fail=(), until=math.inf):
     reads, unfinished = [], []
     for log in logs:
         begun = {}
-        # One that was killed may not have come to make its log.
+        # A process that was killed may not have come to make its log.
         lines = log.read_text().splitlines() if log.exists() else []
         for line in lines:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # the last line of one that was killed
+                continue  # a killed process's last line
             if 'failure' in event:
                 words = event['failure'].splitlines()[-1]
                 assert words.partition(':')[0].rpartition('.')[2] in (
@@ -296,7 +296,7 @@ def read_logs(logs, uploads=None, may_fail=(), until=math.inf):
         unfinished.extend((event['upload'], 'killed', event, None)
                           for event in begun.values()
                           if event['op'] != 'read')
-    # Deletes may be in the log of another than the one who stored.
+    # A delete may be in another log than that of the process that stored.
     for upload_id, phase, first, last in unfinished:
         upload = uploads[upload_id]
         if first['op'] == 'put':
@@ -334,7 +334,7 @@ def judge_reads(uploads, reads):
             assert upload.deleted is None or upload.deleted > start, (
                 'it was read after it was deleted', first, last)
             continue
-        # Of those stored by then only the last can be there still.
+        # Of the uploads stored by then only the last can be there still.
         several = stored[first['image']]
         after = bisect.bisect(several, start, key=lambda upload: upload.put)
         for upload in several[max(0, after - 1):after]:
@@ -348,7 +348,7 @@ def images_of(repo):
 
 
 def judge_end(repo, uploads):
-    """Returns the content of the images that are there, by their ids."""
+    """Return the content of the images that are there, by their ids."""
     contents, present = {}, {}
     for image_id in images_of(repo):
         with repo.open_image(image_id) as image:
@@ -366,10 +366,10 @@ def judge_end(repo, uploads):
 
 
 def survivors(uploads, repo):
-    """The uploads that are there, now that nobody works on any.
+    """Return the uploads that are there, now that no process works on any.
 
-    What was unfinished of them will never be finished, so from now on each
-    has to be there until somebody deletes it anew.
+    Their unfinished operations will never be finished, so from now on each
+    upload has to be there until a process deletes it again.
     """
     now = time.monotonic()
     found = {}

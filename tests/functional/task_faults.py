@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole tasks, in a process of which the nth system call of a kind fails.
+"""Runs whole tasks while the nth system call of a kind fails.
 
 ``faults.c`` is preloaded into a server, a Python process with everything
 imported. For each :meth:`Faults.run` it forks a child, which does one task in
@@ -48,7 +48,7 @@ KINDS = ('open', 'read', 'write', 'sync', 'room', 'name', 'lock', 'look',
          'map', 'any')
 BLOCK = 512
 
-#: What a full disk, or a quota that is used up, fails.
+#: The kinds of calls that fail if a disk, or a quota, is full.
 FILLING = ('write', 'room')
 
 
@@ -68,7 +68,7 @@ class Fault:
 
 
 def build(directory):
-    """The library, from its source."""
+    """Build the library from its source."""
     library = pathlib.Path(directory) / 'faults.so'
     subprocess.run(
         ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-Werror',
@@ -79,7 +79,7 @@ def build(directory):
 
 
 class Faults:
-    """The server."""
+    """The server process, with the library preloaded."""
 
     def __init__(self, library):
         self._server = watched_process.serve(library,
@@ -94,11 +94,11 @@ class Faults:
             self._server.stdout.close()
 
     def run(self, path, task, fault=None):
-        """What became of it.
+        """Run a task under a fault, and return its outcome.
 
-        A dict: ``calls`` of the kind that were made, ``struck`` (how many
-        were failed, with ``what``, the first of them), ``outcome`` in words,
-        and ``problems``, a list of sentences.
+        The result is a dict: ``calls`` of the kind that were made, ``struck``
+        (how many were failed, with ``what``, the first of them), ``outcome``
+        in words, and ``problems``, a list of sentences.
         """
         self._server.stdin.write(json.dumps({
             'path': str(path), 'task': task,
@@ -114,7 +114,7 @@ class Faults:
 
 # -- the repository -----------------------------------------------------------
 
-#: What the images of :func:`fill` are made of, ten blocks each.
+#: The numbers of the ten blocks of each image of :func:`fill`.
 CONTENTS = {
     'a': range(1, 9), 'b': (1, 17, 18), 'twin': range(1, 5),
     'sparse': (9, 25), 'new': range(30, 38), 'gone': range(9, 17),
@@ -128,14 +128,14 @@ def data_of(image_id):
 
 
 def fill(path):
-    """A repository in which every task has something to do."""
+    """Make a repository in which every task has something to do."""
     from tests.support import maintenance
     from tests.support import repositories
     path = maintenance.create(path)
     with repositories.open_repository(path, codec='none') as repo:
         for image_id in ('a', 'gone', 'b', 'sparse'):
             repositories.put(repo, image_id, data_of(image_id))
-    # One who has none of the hints stores duplicates.
+    # A writer that has none of the hints stores duplicates.
     with repositories.open_repository(path, codec='none') as repo:
         with _without_hints(repo):
             repositories.put(repo, 'twin', data_of('twin'))
@@ -149,7 +149,7 @@ def fill(path):
 
 @contextlib.contextmanager
 def _without_hints(repo):
-    """The groups' locks are held: what is in them cannot be named."""
+    """Hold the groups' locks, so that writers cannot name their blocks."""
     from tests.support import repositories
     with contextlib.ExitStack() as stack:
         locks = os.path.join(repo.path, 'locks', 'groups')
@@ -204,7 +204,7 @@ def _scrub(path, state):
 
 
 def _recompress(path, state, worth=-1):
-    """The file is exchanged, whatever it gains."""
+    """Rewrite images; each file is replaced, whatever that gains."""
     from dedupd.tasks import recompressor
     from glance_dedup.base import pacing
     with mock.patch.object(recompressor, '_WORTH', worth):
@@ -213,12 +213,12 @@ def _recompress(path, state, worth=-1):
 
 
 def _recompress_in_vain(path, state):
-    """It is not."""
+    """Rewrite images; no file is replaced."""
     _recompress(path, state, worth=1)
 
 
 def _make_index(path, state):
-    """The exact index lacks an image, and has its blocks."""
+    """Make an exact index that lacks an image, and has its blocks."""
     from tests.support import repositories
     _merge(path, state)
     with (repositories.open_repository(path, codec='none') as repo,
@@ -228,7 +228,7 @@ def _make_index(path, state):
 
 
 def _help(path, state):
-    """All that a daemon does that is no maintainer."""
+    """Run all tasks of a daemon that is not the maintainer."""
     from dedupd.tasks import exactindex
     from dedupd.tasks import recompressor
     from dedupd.tasks import shareindex
@@ -249,7 +249,7 @@ def _help(path, state):
 
 
 def _make_cache(path, state):
-    """The repository is one, of which 'a' was used last."""
+    """Make the repository a cache in which 'a' was used last."""
     from dedupd.compute.cache import cache_catalog
     from tests.support import repositories
     (path / cache_catalog.NAME).touch()
@@ -261,7 +261,7 @@ def _make_cache(path, state):
 
 
 def _evict(path, state):
-    """All but one, which is read; or until little is left."""
+    """Evict all images but one, which is read; or until little is left."""
     from dedupd.compute.cache import cache_catalog
     from dedupd.tasks import evictor
     from glance_dedup.base import pacing
@@ -276,7 +276,7 @@ def _evict(path, state):
     for image_id in ('a', 'b', 'sparse', 'new'):
         if state.get(image_id) != 'gone':
             state[image_id] = 'maybe'
-    # It waits for the lock of each image, one after the other.
+    # The evictor waits for the lock of each image, one after the other.
     result = _maintain(path, evict, lock_timeout=1)
     state.update(dict.fromkeys(result.evicted, 'gone'))
 
@@ -299,7 +299,7 @@ def _put(path, state):
 
 
 def _away(path, state):
-    """Another repository, which has the image that is received."""
+    """Make another repository, which has the image that is received."""
     from tests.support import repositories
     home = repositories.create(path.parent / 'home')
     with repositories.open_repository(home, codec='none') as repo:
@@ -320,11 +320,11 @@ def _receive(path, state):
 
 
 class _Told(Exception):
-    """A command that failed, with words."""
+    """The failure of a command that printed an error."""
 
 
 def _near(path, state):
-    """Another repository with blocks of the same size."""
+    """Make another repository with blocks of the same size."""
     from tests.support import maintenance
     from tests.support import repositories
     state['home'] = maintenance.create(path.parent / 'home')
@@ -333,7 +333,7 @@ def _near(path, state):
 
 
 def _arrive(path, state):
-    """Reading what is on its way."""
+    """Read an image that is still being received."""
     from dedupd.compute.cache import arrival_list
     from dedupd.serve import image_source
     from glance_dedup.transfer import pull
@@ -390,7 +390,7 @@ def _spoil(path, state):
 
 
 def _configure(path, state):
-    """The driver; it has stored an image."""
+    """Configure the driver, and store an image with it."""
     import glance_store
     from glance_store import multi_backend
     from oslo_config import cfg
@@ -468,7 +468,7 @@ def _write(volume, model, at, first, count):
 
 
 def _look_at_volume(volume, model):
-    """It has all that was acknowledged; nobody has crashed."""
+    """The volume has all acknowledged writes; no process has crashed."""
     model.killed()
     counts = model.find(volume.read(volume.size, 0))
     if counts is None:
@@ -505,7 +505,7 @@ def _use_volume(path, state):
 
 
 def _clone(path, state):
-    """A volume from an image: made, read, and deleted."""
+    """Make, read and delete a volume that is cloned from an image."""
     from glance_dedup.base import exceptions
     from glance_dedup.repository import openvolumes
     from tests.support import repositories
@@ -532,7 +532,7 @@ def _copy(path, state):
                 raise AssertionError(f'{image_id} has other bytes')
 
 
-#: What is done before the fault, or None, and what under it.
+#: The functions that run before the fault (or None), and under it.
 TASKS = {
     'start': (None, _start),
     'rebuild': (None, _rebuild),
@@ -654,7 +654,7 @@ class _Child:
                                   'locked')
 
     def _model(self):
-        """Image ids and contents, as far as that is known."""
+        """Return image ids and contents, as far as they are known."""
         states = {**dict.fromkeys(THERE, 'there'), **self.state}
         return {image_id: (data_of(image_id), states[image_id])
                 for image_id in states if image_id in CONTENTS}
@@ -709,7 +709,7 @@ class _Child:
         if 'volume' in self.state:
             self._check_volume()
         for found in checker.check(self.path).findings:
-            # A note is no fault, but that of a name that nobody knows.
+            # A note is no fault, but a note on a file with an unknown name is.
             if found.severity != 'note' or 'name' in found.sentence:
                 self._problem(f'check: {found}')
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Import, orphans and missing, with a real Glance to ask."""
+"""Import, orphans and missing, with a real Glance."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def server(place):
 
 @pytest.fixture
 def client(server, place):
-    """Of a Glance, and a repository, without images."""
+    """A client of a Glance and a repository, both without images."""
     client = glance_server.Client(server.url)
     yield client
     for hidden in ('true', 'false'):
@@ -146,7 +146,7 @@ def test_import_and_switch(client, run, place):
 
 
 def test_ids_with_capital_letters(client, run, place):
-    """Glance takes them, and keeps them as they are."""
+    """Glance accepts such ids, and does not change them."""
     data = mixture(MIB, 7)
     image_id = str(uuid.uuid4()).upper()
     client.create(name='image', id=image_id)
@@ -194,7 +194,7 @@ def test_wrong_bytes_are_not_imported(client, run, place):
 
 
 def test_wrong_bytes_that_are_there(client, run, place):
-    """An import does not hide what is wrong in the repository."""
+    """An import does not hide wrong bytes in the repository."""
     image_id = upload(client, noise(MIB, 1))
     put(place, image_id, noise(MIB, 2))
     found = import_(run, place, '--update-locations', 'dedup1')
@@ -217,7 +217,7 @@ def test_what_glance_does_not_have(client, run, place):
 
 @contextlib.contextmanager
 def uploading(client, store):
-    """An upload that goes on until this ends.
+    """Keep an upload going on until this context ends.
 
     The store has begun it: more was sent than sockets hold. Until then Glance
     may say "saving" while the store would still take another image of the id.
@@ -288,7 +288,7 @@ def test_orphans(client, run, place):
             } == {lost: 'Glance does not know it',
                   'by-hand': 'Glance does not know it',
                   queued: 'Glance has no data of it'}
-    # All of them are young.
+    # All of the images are young.
     found = run('glance', 'orphans', '--delete')
     assert {row['kept'] for row in found.rows.values()} == {
         'it is too young',
@@ -304,7 +304,7 @@ def test_orphans(client, run, place):
 
 
 def test_the_wrong_glance(client, run, place):
-    """More than half of the images are none that it knows."""
+    """Nothing is deleted if Glance knows less than half of the images."""
     upload(client, b'data', 'dedup1')
     lost = [str(uuid.uuid4()) for _ in range(2)]
     for image_id in lost:
@@ -313,7 +313,7 @@ def test_the_wrong_glance(client, run, place):
     found = run('glance', 'orphans', '--delete', '--older-than', '0s')
     assert found.status == 2 and '2 of the 3' in found.err
     assert len(held(place)) == 3
-    # Whoever names them means them.
+    # Images that the operator names are deleted.
     found = run('glance', 'orphans', '--delete', '--older-than', '0s', *lost)
     assert len(held(place)) == 1
 
@@ -329,7 +329,7 @@ def test_images_elsewhere_are_orphans_of_a_named_store(client, run, place):
 
 def test_an_upload_under_way_is_no_orphan(client, run, place):
     with uploading(client, 'dedup1') as image_id:
-        # As if it were committed, and Glance not told.
+        # The upload looks committed, and Glance does not know of it.
         put(place, image_id)
         assert run('glance', 'orphans', '--store', 'dedup1').rows == {}
 
@@ -387,7 +387,7 @@ def test_pages(client, place, environment, monkeypatch):
 
 def test_a_glance_that_breaks_off(client, run, place, server, environment,
                                   monkeypatch):
-    """Half a list is no list."""
+    """The command deletes nothing after half a list."""
     monkeypatch.setattr(glance_api, 'PAGE', 2)
     for seed in range(4):
         upload(client, noise(10, seed), 'dedup1')

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The page on backup and disks, done as it says.
+"""Runs the commands of the page on backup and disks, as it says.
 
-Every command of its console blocks is run as it stands, but for the paths.
-What stands in for this machine's lack of systemd and of a database server is
-in :meth:`Site.stand_in`. Images come and go through a real Glance where its
-database matters, else through the driver alone, which starts sooner.
+Every command of its console blocks is run as it is on the page, but for the
+paths. :meth:`Site.stand_in` replaces systemd and the database server, which
+this machine lacks. Images come and go through a real Glance where its database
+matters, else through the driver alone, which starts sooner.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ COMMAND_SECONDS = 100
 
 
 class Glance:
-    """Images by the real one."""
+    """Images by the real Glance."""
 
     def __init__(self, directory, options):
         self.directory = directory
@@ -132,7 +132,7 @@ class Site:
     def follow(self, section, number=0, status=0, **names):
         """Run a console block; returns what its last command printed.
 
-        :param section: the heading that it stands under
+        :param section: the heading above it
         :param number: which of the blocks there
         :param status: of the last command
         :param names: what words in capitals stand for
@@ -167,7 +167,7 @@ class Site:
         return result.stdout
 
     def stand_in(self, text):
-        """Do what cannot be run here."""
+        """Replace a command that cannot be run here."""
         if text.startswith('mysqldump '):
             if isinstance(self.glance, Glance):
                 shutil.copy(self.glance.database,
@@ -185,7 +185,7 @@ class Site:
             self.start(*words[1:])
         return True
 
-    # -- what it is done to ------------------------------------------------
+    # -- the services and the images ---------------------------------------
 
     def start(self, *services):
         if 'dedupd' in services:
@@ -224,7 +224,7 @@ class Site:
 
     @contextlib.contextmanager
     def uploading(self):
-        """Uploads, one after the other, for as long as the context is."""
+        """Upload images, one after the other, until the context ends."""
         ending = threading.Event()
         failures = []
 
@@ -272,27 +272,27 @@ def site_with_glance(tmp_path):
 
 
 def shared(seed):
-    """Images that have half of their blocks in common."""
+    """Return images that have half of their blocks in common."""
     return (repositories.noise(2 * MIB, 7)
             + repositories.noise(2 * MIB, seed))
 
 
 def result_of(table):
-    """What ``repository check`` says, from its table."""
+    """Return the results of ``repository check``, from its table."""
     lines = [line.split('|') for line in table.splitlines() if '|' in line]
     return {line[1].strip(): line[2].strip() for line in lines}
 
 
 @pytest.mark.timeout(300)
 def test_all_is_lost(site_with_glance):
-    """A backup under uploads, restored where nothing is left."""
+    """Images of a backup made under uploads are restored after a loss."""
     site = site_with_glance
     first, second = (site.upload(shared(seed)) for seed in (1, 2))
     with site.uploading():
         report = result_of(site.follow('Backup'))
     assert report['result'] == 'fine' and int(report['images']) >= 2
 
-    # The next one is made over it.
+    # The next backup replaces it.
     site.delete(second)
     site.upload(shared(3))
     site.daemon.run('collect')
@@ -303,7 +303,7 @@ def test_all_is_lost(site_with_glance):
 
     shutil.rmtree(site.datadir)
     site.follow('Restore')
-    assert site.fetch(later)[0] == 204      # Glance knows it, and nobody else
+    assert site.fetch(later)[0] == 204      # only Glance knows it
     site.images = saved
     site.require_images()
     require_collection(site)
@@ -313,19 +313,19 @@ def test_all_is_lost(site_with_glance):
 
 
 def require_collection(site):
-    """Space is given back, and nothing is lost by it."""
+    """A collection gives space back, and no image is lost by it."""
     assert site.daemon.run('collect')['last']['result']['refused'] is None
     site.require_images()
 
 
 def require_clean(site):
-    """The catalog's counts are right, too."""
+    """The repository is clean, and the catalog's counts are right."""
     site.daemon.stop()
     repositories.require_clean(site.datadir)
 
 
 def test_a_step_back(site):
-    """Restored into a directory that has gone on since."""
+    """A backup is restored into a directory that has changed since."""
     _, gone = (site.upload(shared(seed)) for seed in (1, 2))
     site.daemon.run('merge')
     site.follow('Backup')
@@ -360,7 +360,7 @@ def test_damage(site):
 
     os.truncate(site.datadir / 'images' / image_id, 4096)
     assert site.fetch(image_id)[0] == 503
-    # Healing was a merge: the old recipe names the damaged block.
+    # Healing took a merge: the old recipe names the damaged block.
     site.follow('A lost recipe', ID=image_id, status=1)
 
 
@@ -387,7 +387,7 @@ def test_another_disk(site):
 
 
 def test_every_command_is_run():
-    """None of the page's blocks is left out above."""
+    """The tests above run every block of the page."""
     sections = [block.section for block in documents.blocks(PAGE)
                 if block.language == 'console']
     assert sections == [

@@ -31,7 +31,8 @@ def cloud(tmp_path):
 def test_equal_blocks_are_stored_once(cloud):
     results = cloud.run()
     assert cloud.backups() == cloud.disks.digests()
-    # Four times 2 MiB of their own and a rest, and 4 MiB that all have.
+    # Each disk has four times 2 MiB and a rest of its own, and 4 MiB in
+    # common.
     assert sum(result.stored for result in results.values()) == (
         2 * batches.SEGMENT + 4 * (batches.SEGMENT + 5000))
     assert not cloud.spooled()
@@ -56,7 +57,7 @@ def test_second_night_reads_what_changed(cloud):
 
 
 def test_backup_that_is_gone_is_no_base(cloud):
-    """Digests of a backup that was deleted are of no use, and say so."""
+    """The next run reads a disk again if the backup before was deleted."""
     cloud.run()
     with image_repository.Repository(cloud.path) as repo:
         repo.delete(imageids.backup_id('disk0', cloud.time(0)))
@@ -80,7 +81,7 @@ stages.Round.{stage} = die
 
 @pytest.mark.parametrize('stage', STAGES)
 def test_rank_that_is_killed(cloud, stage, tmp_path, monkeypatch):
-    """The round is run again, and nothing of the first try is in the way."""
+    """The round is run again, and no file of the first try is in the way."""
     mark = tmp_path / 'mark'
     batches.in_ranks(tmp_path / 'site', monkeypatch,
                      DEATH.format(stage=stage, mark=str(mark)))
@@ -143,7 +144,7 @@ def test_a_host_that_names_another_as_its_own(monkeypatch):
 
 
 def test_servers_whose_views_do_not_fit_together():
-    """They are in other rounds; an estimate refuses no server."""
+    """Two servers too large for one round get one each; none is refused."""
     settings = backup_job.Settings(views=1 << 30, weight=1.0)
     job = backup_job.Job(None, settings, batches.NIGHT, lambda *progress: None)
 
@@ -152,7 +153,7 @@ def test_servers_whose_views_do_not_fit_together():
             name: {'host': 'here', 'size': 100 << 30, 'written': written}
             for name in ('mail', 'web')}).rounds]
     assert rounds_at(0) == [['mail', 'web']]
-    # In 1,079 s each, and twice as long together.
+    # Each takes 1,079 s, and both together twice as long.
     assert rounds_at(200_000) == [['mail', 'web']]
     assert rounds_at(300_000) == [['mail'], ['web']]
     assert rounds_at(1 << 60) == [['mail'], ['web']]
@@ -160,7 +161,7 @@ def test_servers_whose_views_do_not_fit_together():
 
 def test_round_that_breaks_each_time(cloud, monkeypatch):
     """The sources are given up with a reason; the next run succeeds."""
-    # Nobody lets the ranks proceed, so each round breaks here.
+    # No rank gets leave to proceed, so each round breaks here.
     batches.hold(cloud.path.parent / 'site', monkeypatch, 'scan')
 
     def kill(process, event):
@@ -175,7 +176,7 @@ def test_round_that_breaks_each_time(cloud, monkeypatch):
 
 
 def test_disk_that_changes_meanwhile(cloud, monkeypatch):
-    """Its backup is given up; the others are complete (B2, B5)."""
+    """The changed disk's backup is given up; the others complete (B2, B5)."""
     changed = []
     proceed = batches.hold(cloud.path.parent / 'site', monkeypatch, 'answer')
 
@@ -202,7 +203,7 @@ def test_source_that_is_nowhere(cloud):
 
 
 def test_two_backups_of_one_disk(cloud):
-    """The second one is refused; it says why, and what to wait for."""
+    """The second backup is refused, and says that another one runs."""
     with image_repository.Repository(cloud.path) as repo:
         repository_id = repo.repository_id
     with places.Place(str(cloud.state / repository_id), 'disk0',
@@ -215,7 +216,7 @@ def test_two_backups_of_one_disk(cloud):
 
 
 def test_mpi_fails_once_while_ranks_look(cloud, tmp_path, monkeypatch):
-    """The command looks again, and says so."""
+    """The command searches for the disks again, and reports it."""
     batches.in_ranks(tmp_path / 'site', monkeypatch, f"""
 from glance_dedup.backup import rank_exchange
 import os
@@ -236,7 +237,7 @@ rank_exchange.Ranks.agree = fails_once
 
 
 def test_a_rank_refuses_to_work(cloud, tmp_path, monkeypatch):
-    """It would refuse again."""
+    """The run ends at once, since the rank would refuse again."""
     batches.in_ranks(tmp_path / 'site', monkeypatch, """
 from glance_dedup.backup import rank_exchange
 from glance_dedup.base import exceptions
@@ -250,7 +251,7 @@ rank_exchange.Ranks.agree = refuses
 
 
 def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
-    """What ranks stored and nobody committed does not stay (B6)."""
+    """A collection frees blocks that ranks stored and did not commit (B6)."""
     batches.in_ranks(tmp_path / 'site', monkeypatch,
                      'import os, signal\n'
                      'from glance_dedup.backup import stages\n'
@@ -267,7 +268,7 @@ def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
             published = {
                 number: maintainer.engine.group_facts(number)['published']
                 for number in maintainer.engine.groups()}
-        # The next writer settles what was not published (N7.3).
+        # The next writer recovers what was not published (N7.3).
         return not [slot for group, slot in maintenance.live_slots(cloud.path)
                     if slot < published.get(group, 0)]
     # A rank may end a moment after mpiexec, and has its groups until then.

@@ -3,7 +3,7 @@
 """Batch backups when a host, a disk, the repository or an operator fails.
 
 The ranks are real, and those of several hosts have names and mounts of their
-own. The others' backups complete, the error says what to do, and nothing of
+own. The others' backups complete, the error says what to do, and no file of
 the run is left.
 """
 
@@ -92,7 +92,7 @@ ROOM = {4096: 'scan', 172032: 'scan', 245760: 'answer', 301056: 'store',
 
 @pytest.mark.parametrize('size', ROOM)
 def test_host_without_room_for_its_spool(rack, tmp_path, size):
-    """It gives up its own disks, and the others lose no backup."""
+    """The host gives up its own disks; the others' backups are complete."""
     reached = []
     with repositories.small_disk(tmp_path / 'small', size) as small:
         rack.spool.mkdir()
@@ -114,7 +114,7 @@ def test_host_without_room_for_its_spool(rack, tmp_path, size):
 
 
 def test_host_without_room_and_without_disks(rack, tmp_path):
-    """It only compares for others; equal blocks are stored once more."""
+    """A host that only compares gives up; equal blocks are stored twice."""
     with repositories.small_disk(tmp_path / 'small', 4096) as small:
         rack.spool.mkdir()
         rack.hosts.mount('two', small, rack.spool)
@@ -179,7 +179,7 @@ class Once:
 
 
 def test_slow_rank(cloud, monkeypatch):
-    """A rank that stops for some seconds costs these seconds."""
+    """A rank that stops for some seconds delays the run, and no more."""
     def pause(process):
         rank = batches.ranks_of(process)[1]
         processes.stop(rank)
@@ -194,7 +194,7 @@ def test_slow_rank(cloud, monkeypatch):
 
 
 def limit_silence(cloud, monkeypatch):
-    """Have ranks take one for hung that shows no life for ten seconds."""
+    """Have a rank count as hung that shows no life for ten seconds."""
     cloud.settings = dataclasses.replace(cloud.settings, silence=10.0)
     # Starting Python may take longer on a busy machine.
     events = backup_job._events
@@ -204,7 +204,7 @@ def limit_silence(cloud, monkeypatch):
 
 # Long: the ranks wait ten seconds for one that hangs.
 def test_rank_that_hangs(cloud, monkeypatch):
-    """The others wait for the limit; then the round is run again."""
+    """The other ranks wait for the limit; then the round is run again."""
     limit_silence(cloud, monkeypatch)
 
     def stop(process):
@@ -233,9 +233,9 @@ stages.Round.store = store_slowly
 """
 
 
-# Long: the others wait 25 seconds for a rank that stores.
+# Long: the other ranks wait 25 seconds for a rank that stores.
 def test_rank_that_stores_long(cloud, tmp_path, monkeypatch):
-    """It sends no records, but it makes progress, so it does not hang."""
+    """A rank that makes progress without records does not count as hung."""
     limit_silence(cloud, monkeypatch)
     batches.in_ranks(tmp_path / 'site', monkeypatch, STORE_SLOWLY)
     results = cloud.run()
@@ -262,7 +262,7 @@ rank_exchange.pack = damage
 @pytest.mark.parametrize('how', [
     'message[:-5]', 'message[:60] + bytes([message[60] ^ 1]) + message[61:]'])
 def test_damaged_message(cloud, tmp_path, monkeypatch, how):
-    """A rank sends a message that is cut off, or has one wrong bit (B7)."""
+    """A message that is cut off, or has one wrong bit, does no harm (B7)."""
     mark = tmp_path / 'mark'
     batches.in_ranks(tmp_path / 'site', monkeypatch,
                      DAMAGE.format(mark=str(mark), how=how))
@@ -280,7 +280,7 @@ def test_damaged_message(cloud, tmp_path, monkeypatch, how):
     pytest.param(5, marks=pytest.mark.slow),
     pytest.param(100, marks=pytest.mark.long)])
 def test_nights_with_a_dead_rank(cloud, monkeypatch, nights):
-    """Acceptance: each stage in turn, 20 times, another rank each time."""
+    """Acceptance: in each stage, 20 times, another rank dies each time."""
     for night, stage in zip(range(nights), itertools.cycle(STAGES)):
         path = cloud.disks.directory / f'disk{night % 4}'
         with open(path, 'r+b') as disk:
@@ -300,7 +300,7 @@ def test_nights_with_a_dead_rank(cloud, monkeypatch, nights):
 # -- the repository -----------------------------------------------------------
 
 def merge(path):
-    """What the daemon does each night: it makes and mends the index, too."""
+    """Do the daemon's work of a night: it makes and mends the index, too."""
     with (repositories.open_repository(path) as repo,
           maintenance.maintaining(repo, wait=10) as maintainer):
         maintenance.account(maintainer)
@@ -310,7 +310,7 @@ def merge(path):
 
 # Long: ranks start for each of four backups.
 def test_index_that_is_missing_or_damaged(cloud):
-    """The operator is told, and told what to do."""
+    """A notice reports the missing or damaged index, and how to repair it."""
     cloud.run()
     assert [text for text in cloud.notices if 'has no exact index' in text
             and 'glance-dedup task merge' in text]
@@ -338,7 +338,7 @@ def test_index_that_is_missing_or_damaged(cloud):
 
 
 def test_new_bytes_are_those_of_the_recipe(cloud, capfd):
-    """`backup list` and `backup run` say the same."""
+    """`backup list` and `backup run` show the same number of new bytes."""
     results = cloud.run()
     with image_repository.Repository(cloud.path) as repo:
         stats = {name: repo.stat(result.backup_id)
@@ -353,7 +353,7 @@ def test_new_bytes_are_those_of_the_recipe(cloud, capfd):
 
 
 def test_base_that_is_pruned_before_the_second_try(cloud, monkeypatch):
-    """Clean segments are those of one base: without it, all is read (B4)."""
+    """Without its base, a disk is read whole in the second try (B4)."""
     cloud.run()
     for path in cloud.disks.directory.iterdir():
         with open(path, 'r+b') as disk:
@@ -377,7 +377,7 @@ def test_base_that_is_pruned_before_the_second_try(cloud, monkeypatch):
 
 
 def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
-    """Its blocks were found in the index; a collection frees them (B1)."""
+    """Blocks of an image that is deleted meanwhile are stored again (B1)."""
     with image_repository.Repository(cloud.path) as repo:
         for source in cloud.disks.sources():
             repositories.put(repo, f'of-{source.name}', pathlib.Path(
@@ -404,7 +404,7 @@ def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
 
 
 def is_in_index(path, data):
-    """Whether the index has an address for each of some blocks."""
+    """Return true if the index has an address for each of the blocks."""
     with (image_repository.Repository(path) as repo,
           contextlib.closing(_engine.Index(repo.handle(), None)) as index):
         answers, waiting, _ = index.answer(_engine.index_sort(
@@ -414,7 +414,7 @@ def is_in_index(path, data):
 
 
 def test_index_that_is_stale(cloud):
-    """It says where blocks are that were freed long ago (B1)."""
+    """The index has addresses of blocks that were freed long ago (B1)."""
     with image_repository.Repository(cloud.path) as repo:
         for source in cloud.disks.sources():
             repositories.put(repo, f'of-{source.name}', pathlib.Path(
@@ -452,7 +452,7 @@ def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
 # -- digests ------------------------------------------------------------------
 
 def with_head(data, drop=(), **fields):
-    """A file of digests with another head, which is whole."""
+    """Return a file of digests with another head, otherwise intact."""
     head = json.loads(data[:4096])
     for name in ('kind', 'version', 'checksum', *drop):
         del head[name]
@@ -461,14 +461,14 @@ def with_head(data, drop=(), **fields):
 
 
 def of_before_the_keys(data):
-    """As it was when a digest was SHA-256, without a key of its own."""
+    """Return a file as when a digest was SHA-256, without a key of its own."""
     old = with_head(data, drop=('digest_key',))
     key = bytes.fromhex(json.loads(old[:4096])['key'])
     page = hashlib.sha256(b'segment').digest() * 127
     return old[:4096] + page + hashlib.sha256(key + bytes(8) + page).digest()
 
 
-#: What a file of digests may become, and what it was of another disk.
+#: Damaged forms of a file of digests, made from it and another disk's.
 DIGESTS = {
     'cut': lambda data, other: data[:-1],
     'without-pages': lambda data, other: data[:4096],
@@ -486,7 +486,7 @@ DIGESTS = {
 
 
 def write_new(cloud, night):
-    """Each disk gets new bytes in its third segment."""
+    """Write new bytes into the third segment of each disk."""
     for number, source in enumerate(cloud.disks.sources()):
         with open(source.path, 'r+b') as disk:
             disk.seek(2 * SEGMENT)
@@ -494,7 +494,7 @@ def write_new(cloud, night):
 
 
 def test_digests_that_are_damaged(cloud):
-    """Their disks are read again; no backup has a wrong byte (B3)."""
+    """Disks with damaged digests are read again; no backup is wrong (B3)."""
     for name in ('whole', *DIGESTS):
         shutil.copy(cloud.disks.directory / 'disk0',
                     cloud.disks.directory / name)
@@ -510,8 +510,9 @@ def test_digests_that_are_damaged(cloud):
              if result.read > 3 * SEGMENT}
     assert again == set(DIGESTS)
 
-    # Now they are whole again. One is that of the night before, which is as
-    # good as its base; one is of another disk, and names that one's backup.
+    # Now the files are intact again. One file is that of the night before,
+    # which is as good as its base; one is of another disk, and names that
+    # disk's backup.
     places_['cut'].write_bytes(first['whole'])
     places_['whole'].write_bytes(first['whole'])
     write_new(cloud, 2)
@@ -525,7 +526,7 @@ def test_digests_that_are_damaged(cloud):
 # -- the command --------------------------------------------------------------
 
 def ranks_in(session):
-    """The ranks that a command has started."""
+    """Return the ranks that a command has started."""
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*'):
         try:
@@ -540,7 +541,7 @@ def ranks_in(session):
 
 @pytest.fixture
 def large(tmp_path):
-    """Disks that take a while."""
+    """Disks large enough that a backup takes a while."""
     cloud = batches.Cloud(tmp_path, 2)
     for number in range(4):
         with open(cloud.disks.directory / f'disk{number}', 'ab') as disk:
@@ -552,14 +553,17 @@ def large(tmp_path):
 @pytest.mark.parametrize('kind', [
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_command_that_is_killed(large, monkeypatch, kind):
-    """Its ranks end. The next run begins again, and says what it removed."""
+    """A killed command's ranks end; the next run removes what they left.
+
+    The next run also reports that it removed a file.
+    """
     proceed = batches.hold(large.path.parent / 'site', monkeypatch, 'answer')
     command = large.start()
     repositories.eventually(
         lambda: list(large.spool.rglob('done-scan')), LIMIT)
     os.kill(command.pid, kind)
     if kind == signal.SIGKILL:
-        # mpiexec does not always tell the ranks that its input has ended.
+        # mpiexec does not always notify the ranks of the end of its input.
         command.wait(LIMIT)
         proceed.touch()
     _, told = command.communicate(timeout=LIMIT)
@@ -585,7 +589,7 @@ def test_command_that_is_killed(large, monkeypatch, kind):
 
 
 def test_two_commands_at_once(large, monkeypatch):
-    """The second is refused, for each disk, and harms the first not."""
+    """The second command is refused for each disk; the first completes."""
     with monkeypatch.context() as patch:
         proceed = batches.hold(large.path.parent / 'site', patch, 'answer')
         first = large.start()
@@ -607,7 +611,7 @@ def test_two_commands_at_once(large, monkeypatch):
 
 
 def test_recipe_without_its_base_is_refused(cloud):
-    """Segments are never left out in silence."""
+    """A run never omits segments silently."""
     disk = cloud.disks.sources()[0]
     with (image_repository.Repository(cloud.path) as repo,
           places.Place(str(cloud.state), disk.name, 'x') as place,

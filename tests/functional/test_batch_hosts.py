@@ -44,14 +44,14 @@ class Cloud:
                           noise(4 * MIB, 9) + noise(MIB, number))
 
     def add_disk(self, host, name, data):
-        """A disk that only this host has."""
+        """Make a disk that only this host has."""
         path = host.own / f'{name}.img'
         path.write_bytes(data)
         self.disks[name] = data
         return path
 
     def command(self, *arguments, hosts='\n'.join(NAMES)):
-        """The words of a command that works on hosts."""
+        """Return the words of a command that works on hosts."""
         path = self.directory / 'hosts-file'
         path.write_text(f'# The rack\n\n{hosts}  # and no more\n')
         places = (f'--{name}={net_hosts.OWN}/{name}'
@@ -62,7 +62,7 @@ class Cloud:
                 *(net_hosts.OWN / f'{name}.img' for name in self.disks)]
 
     def back_up(self, *arguments, **options):
-        """Run a command on the first host; status, rows by name, errors."""
+        """Run a command on a host; return status, rows by name, errors."""
         done = self.network.hosts['compute1'].run(
             *self.command(*arguments, **options), check=False, env=ENV)
         rows = json.loads(done.stdout) if done.stdout else []
@@ -75,7 +75,8 @@ class Cloud:
                     self.disks[name])
 
 
-# As after a login: nothing of the tests' own, and of no other job of MPI.
+# The environment as after a login: no variable of the tests, and none of
+# another job of MPI.
 ENV = {name: value for name, value in os.environ.items()
        if not name.startswith(('GLANCE_DEDUP_', 'OMPI_', 'PMIX_', 'PRTE_'))}
 
@@ -114,7 +115,7 @@ def hold(tmp_path, monkeypatch):
 
 
 def test_three_hosts(cloud):
-    """Each host reads its own disk; what is equal is stored once."""
+    """Each host reads its own disk; equal blocks are stored once."""
     status, rows, err = cloud.back_up('run')
     assert status == 0, err
     assert set(rows) == set(cloud.disks)
@@ -159,7 +160,7 @@ def same_hostname(host):
 @pytest.mark.parametrize('fault', [
     wrong_key, no_network, no_software, same_hostname])
 def test_host_that_cannot_take_part(cloud, fault):
-    """It is left out, and named; the others' backups are made."""
+    """The host is left out, and named; the others' backups are made."""
     undo = fault(cloud.network.hosts['compute2'])
     reason = next(undo)
     try:
@@ -181,7 +182,7 @@ def test_no_host_can_take_part(cloud):
 
 
 def test_unknown_key(cloud):
-    """As long as nobody has said that the hosts' keys are theirs."""
+    """A host is left out while its key is not among the known keys."""
     known = cloud.network.hosts['compute1'].directory / 'ssh' / 'known_hosts'
     text = known.read_text()
     known.write_text(''.join(
@@ -199,7 +200,7 @@ PORTS = range(42000, 42200)
 
 
 def test_ports_that_a_firewall_may_know(cloud, hold):
-    """All that others connect to lies in the ranges of the guide."""
+    """All ports that others connect to are in the ranges of the guide."""
     environment = {
         **ENV, 'PRTE_MCA_oob_tcp_dynamic_ipv4_ports': '42000-42099',
         'OMPI_MCA_btl_tcp_port_min_v4': '42100',
@@ -221,9 +222,9 @@ def test_ports_that_a_firewall_may_know(cloud, hold):
 
 
 def listening(host):
-    """The ports of IPv4 on which other hosts can reach a host.
+    """Return the ports of IPv4 on which other hosts can reach a host.
 
-    What listens for IPv6 alone is not used: the networks are of IPv4.
+    Listeners for IPv6 alone are not used: the networks are of IPv4.
     """
     rows = host.run('ss', '-4', '--no-header', '--listening', '--numeric',
                     '--tcp').stdout.splitlines()
@@ -233,16 +234,16 @@ def listening(host):
 
 
 #: Options of Open MPI, 5 and 4, by which it notices soon that a host is dead.
-#: Its kernel answers, so how busy the host is does not matter.
+#: The host's kernel answers, so how busy the host is does not matter.
 KEEPALIVE = {
     f'{prefix}_MCA_oob_tcp_keepalive_{name}': value
     for prefix in ('PRTE', 'OMPI')
     for name, value in (('time', '5'), ('intvl', '1'), ('probes', '6'))}
 
 
-# Long: Open MPI needs eleven seconds to notice it, and then ssh ten.
+# Long: Open MPI needs eleven seconds to notice the death, and then ssh ten.
 def test_host_that_dies(cloud, hold):
-    """Its disks are given up; those of the others are backed up again."""
+    """A dead host's disks are given up; the others are backed up again."""
     host = cloud.network.hosts['compute2']
     hold(host)
     with subprocess.Popen(

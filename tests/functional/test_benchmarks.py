@@ -2,8 +2,8 @@
 
 """The benchmarks run, from their commands, on a little data.
 
-No figure is looked at but for being there: how fast this machine is, now, is
-not what a test can know.
+The tests only check that the figures are there: a test cannot know how fast
+this machine is at the moment.
 """
 
 import os
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
-#: Arguments that make it small, and what its last table must have.
+#: Arguments that make a run small, and text that its last table must have.
 SMALL = {
     'accounts': (['--mib', '32'], 'evicting'),
     'ageing': (['--images', '3', '--mib', '2', '--rounds', '2', '--every', '1',
@@ -82,12 +82,12 @@ SMALL = {
     'volumes': (['--mib', '8', '--writes', '200', '--rounds', '1'],
                 'an idle volume of 100 GiB'),
 }
-#: What some of them need.
+#: Programs and features that some benchmarks need.
 NEEDS = {
     'reading': ['fincore'],
     'servers': ['bootimage', 'fio', 'guest', 'nbdkit', 'qemu'],
 }
-#: Those that take more than ten seconds.
+#: Benchmarks that take more than ten seconds.
 LONG = {'chunking', 'dede', 'dmdedup', 'duplicates', 'equalblocks',
         'exactindex', 'hosts', 'indexes', 'kv', 'livedfs', 'lookup', 'memory',
         'servers'}
@@ -121,7 +121,7 @@ def test_it_shows_its_table(name, image, tmp_path):
                directory)
     assert done.returncode == 0, done.stderr
     assert wanted in done.stdout
-    assert not list(directory.iterdir())  # it leaves nothing behind
+    assert not list(directory.iterdir())  # no file is left behind
 
 
 def test_metadata_is_what_space_counts(image, tmp_path):
@@ -136,7 +136,8 @@ def test_metadata_is_what_space_counts(image, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = {line[:36].strip(): line[36:].split()
              for line in done.stdout.splitlines()}
-    # As far as the table rounds; the catalog's log is longer while it is open.
+    # They are equal as far as the table rounds; the catalog's log is longer
+    # while it is open.
     assert float(lines['all'][0]) * (1 << 20) == pytest.approx(
         wanted, abs=64 << 10)
     assert float(lines['shard files'][0]) > 0
@@ -160,7 +161,7 @@ def test_after_a_loss_of_power(tmp_path):
 
 @pytest.mark.needs('disks')
 def test_what_a_sync_costs_the_disk(tmp_path):
-    """It asks the kernel for the figures of one disk: those of a loop."""
+    """The benchmark reads the kernel's figures of one disk, a loop device."""
     with disks.mounted(tmp_path, 'ext4') as root:
         done = run('journal', ['--writes', '20', '--rounds', '1', '--dir',
                                root], tmp_path)

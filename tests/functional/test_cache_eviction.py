@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A cache that is full: a real one, of a real storing host.
+"""A full cache: a real cache of a real storing host.
 
 It has room for two images of nine megabytes, beside what is kept for the
 catalog.
@@ -26,11 +26,11 @@ from tests.support import repositories
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-LIMIT_MIB = 72      # two images, and what a cache takes besides
+LIMIT_MIB = 72      # two images, and a cache's own files
 SMALL = {'block_size': 4096, 'group_slots': 256, 'segment_size': 65536}
 # The byte of a recipe that its readers share (N3).
 _USERS = 1
-# It looks more often than once a minute.
+# This daemon checks the limit more often than once a minute.
 PROGRAM = daemons.impatient(evict=1)
 
 
@@ -80,16 +80,17 @@ def here(cache):
 
 
 def settled(cache, *images):
-    """Wait until exactly these are held, and no more is taken than may be."""
+    """Wait until exactly these are held, and the cache is within its limit."""
     def condition():
         counts = cache.counts()['held']
         return (here(cache) == set(images)
                 and counts['disk_bytes'] <= counts['limit_bytes'])
-    # Less than a test may take, so that the daemon's log is shown.
+    # The limit is less than a test may take, so that the daemon's log is
+    # shown.
     cache.wait_for(condition, 120)
 
 
-# Long: it is the file's first, and waits for Glance and two daemons.
+# Long: this is the file's first test, and waits for Glance and two daemons.
 def test_the_least_recently_used_goes(storing, cache, model):
     a, b, c, d, _ = model
     for image_id in (a, b, a, c):
@@ -99,7 +100,8 @@ def test_the_least_recently_used_goes(storing, cache, model):
     assert counts['held']['limit_bytes'] == LIMIT_MIB * MIB
     assert counts['held']['images'] == 2 and counts['held']['evictions'] == 1
     assert f'Evicted image {b}' in cache.text()
-    # It comes anew; and another daemon of this cache knows the order, too.
+    # The image is fetched again; another daemon of this cache knows the order,
+    # too.
     assert fetch(storing, cache, b) == model[b]
     settled(cache, b, c)
     assert cache.stop() == 0
@@ -127,7 +129,7 @@ def test_what_is_read_stays(storing, cache, model):
 
 @contextlib.contextmanager
 def slow_reader(cache, image_id):
-    """A response that is more than sockets hold."""
+    """A response with more bytes than sockets hold."""
     host, _, port = cache.cache['listen'].rpartition(':')
     with contextlib.closing(http.client.HTTPConnection(
             host, int(port), timeout=daemons.LIMIT)) as connection:
@@ -149,7 +151,7 @@ def test_what_is_larger_than_all_passes_through(storing, cache, alice):
 
 
 def test_a_lower_limit(storing, cache, model):
-    """SIGHUP suffices. One under which nothing fits is refused, in words."""
+    """SIGHUP applies a new limit, and refuses one that nothing fits into."""
     a, b, *_ = model
     for image_id in (a, b):
         fetch(storing, cache, image_id)
@@ -213,7 +215,7 @@ def test_the_command(storing, cache, model, tmp_path):
 
 
 def test_a_store_is_no_cache(storing, model, tmp_path):
-    """Whoever names the store's directory by mistake loses nothing."""
+    """A store's directory, named by mistake, is refused, and stays whole."""
     with storing.cache(storing.repository, {'limit_mib': 33}) as daemon:
         daemon.start(wait=False)
         assert daemon.process.wait(daemons.LIMIT) == 2
@@ -230,7 +232,7 @@ def test_a_list_that_is_no_good(storing, cache, model):
     assert cache.stop() == 0
     file = cache.path / cache_catalog.NAME
     file.write_bytes(file.read_bytes()[:-20])
-    # An eviction might collect what is about to be found.
+    # No eviction may collect blocks that the download is about to find.
     cache.cache['limit_mib'] = 0
     cache.write_config()
     cache.start().wait_for_catalog()
@@ -258,5 +260,6 @@ def test_killed_again_and_again(storing, cache, model):
     cache.wait_for(lambda: (
         cache.counts()['held']['disk_bytes'] or 1 << 60)
         <= LIMIT_MIB * MIB, daemons.TASK_LIMIT)
-    # Killed before it was written, it may know nothing; but it is good.
+    # A cache killed before it wrote the catalog may have no image, but is
+    # intact.
     cache_catalog.decode((cache.path / cache_catalog.NAME).read_bytes())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The page on a compute host's cache: its commands, as they are written.
+"""Runs the commands of the page on a compute host's cache, as written.
 
 They run as root, in a root of its own (``tests/devstack/roots.py``), whose
 network has nothing but a loopback interface: there ``controller`` is another
-address, at which a real Glance and its daemon are. pip finds what the wheel
-depends on, and fetches nothing.
+address, at which a real Glance and its daemon are. pip finds the wheel's
+dependencies, and fetches nothing.
 """
 
 import json
@@ -28,7 +28,7 @@ CONF = '/etc/dedupd/dedupd-cache.conf'
 CACHE = 'http://127.0.0.1:9292'
 START_SECONDS = 120
 
-# The storing host: the directory is the argument; says the image's id.
+# The storing host: the directory is the argument; prints the image's id.
 CONTROLLER = """
 import asyncio, pathlib, random, sys
 from tests.support import cache_harness as caching
@@ -75,7 +75,7 @@ def commands_of(section):
 
 @pytest.fixture(scope='module')
 def host(machine):      # noqa: F811
-    """A host on which nothing of ours is installed; it has a wheel."""
+    """A host with a wheel, on which none of our packages is installed."""
     with machine.root() as root:
         root.write('/etc/hosts', '127.0.0.1 localhost\n127.0.0.2 controller\n')
         root.run('rm', '-f', '/usr/bin/dedupd', '/usr/bin/glance-dedup')
@@ -87,7 +87,7 @@ def host(machine):      # noqa: F811
 
 @pytest.fixture(scope='module')
 def controller(host):
-    """The storing host; the id of its image."""
+    """The storing host; yields the id of its image."""
     process = subprocess.Popen(
         host.command(sys.executable, '-W', 'ignore', '-c', CONTROLLER,
                      '/srv/controller', directory=roots.TOP),
@@ -114,7 +114,7 @@ def say(host, command):
         'OS_AUTH_TOKEN=alice', 'bash', '-c', command,
         directory=roots.CHECKOUT)
     if command.endswith(f'venv {VENV}'):
-        # What a registry would give.
+        # These are the packages that a registry would give.
         site = host.run(
             f'{VENV}/bin/python', '-c', 'import sysconfig; '
             'print(sysconfig.get_path("purelib"))').strip()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The caches of a rack ask each other before they ask the storing host.
+"""The caches of a rack request data from each other, then the storing host.
 
-Real Glance, real daemons, each with a TLS listener. Whatever a neighbour does,
-the image arrives as it would have without it. The rules L1 to L8 are in
-``cache.rst``, "Caches that lend".
+The tests use a real Glance and real daemons, each with a TLS listener. However
+a neighbour behaves, the image arrives as it would have without it. The rules
+L1 to L8 are in ``cache.rst``, "Caches that lend".
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 noise = repositories.noise
-#: A repository's id that nobody has.
+#: An id that no repository has.
 STRANGER = 'ab' * 16
 
 
@@ -51,9 +51,9 @@ def program(factor):
             'sys.exit(daemon.main())']
 
 
-#: However slow this machine is, nobody is given up by mistake.
+#: Its limits are so long that no neighbour is given up by mistake.
 PATIENT = program(8)
-#: What hangs is found out soon.
+#: It soon detects a neighbour that hangs.
 IMPATIENT = program(0.3)
 
 
@@ -119,7 +119,7 @@ class Rack:
         return daemon
 
     def of(self, number, **options):
-        """So many caches that know each other, and themselves."""
+        """Start so many caches, which know each other and themselves."""
         addresses = [address() for _ in range(number)]
         return [self.add(addresses, listen, **options)
                 for listen in addresses]
@@ -135,15 +135,15 @@ class Rack:
         for path in self._paths:
             repositories.require_clean(path)
 
-    # -- what they are asked ------------------------------------------------
+    # -- requests to the caches ---------------------------------------------
 
     def download(self, daemon, image_id):
-        """By Nova on that host."""
+        """Download as Nova on that host does."""
         return self.storing.glance.client('alice', daemon.url).download(
             image_id)
 
     def lent(self, daemon, image_id, size, **client):
-        """What a client gets of an image: bytes by their offset."""
+        """Return an image's bytes that a cache lends, by their offset."""
         with daemon_client.Client(
                 f'https://{daemon.options["listen"]}',
                 ca_file=self.storing.authority.path, **client) as found:
@@ -164,7 +164,7 @@ def address():
 
 
 def at_once(rack, daemons_, image_id):
-    """What each of the hosts gets that request an image at one time."""
+    """Return the data that the hosts get for simultaneous requests."""
     barrier = threading.Barrier(len(daemons_))
 
     def download(daemon):
@@ -180,7 +180,7 @@ def neighbours(daemon):
 
 
 def from_storing(daemon):
-    """Bytes that came from the storing host."""
+    """Return the count of bytes that came from the storing host."""
     return daemon.counts()['arrivals']['received_bytes']
 
 
@@ -220,7 +220,7 @@ def test_a_later_host_gets_nearly_everything_from_neighbours(alice, rack):
 
 
 def test_nobody_waits_for_itself_in_a_ring(storing, alice, rack):
-    """Each of three hosts asks the next one for everything."""
+    """No host waits for itself if each of three uses the next."""
     data = noise(12 * MIB, 3)
     image_id = store(alice, data)
     addresses = [address() for _ in range(3)]
@@ -228,7 +228,7 @@ def test_nobody_waits_for_itself_in_a_ring(storing, alice, rack):
              for number, listen in enumerate(addresses)]
     assert all(found == data for found in at_once(rack, hosts, image_id))
     for host in hosts:
-        # Nobody was given up because it waited.
+        # No neighbour was given up because it waited.
         assert not neighbours(host)['failures'], neighbours(host)
 
 
@@ -247,7 +247,7 @@ def test_a_list_of_only_itself(alice, rack):
 
 
 def test_hosts_without_certificates_help_each_other(alice, rack):
-    """By the token of each one's user."""
+    """Hosts lend to each other for the tokens of their users."""
     data = noise(12 * MIB, 5)
     image_id = store(alice, data)
     hosts = rack.of(3, operator=False)
@@ -260,7 +260,7 @@ def test_hosts_without_certificates_help_each_other(alice, rack):
 # -- neighbours that misbehave ------------------------------------------------
 
 class Neighbour(http.server.ThreadingHTTPServer):
-    """A neighbour that answers greetings well, and all else as it is told.
+    """A neighbour that answers greetings well, and others as the test says.
 
     :param behave: called with the handler, and the requested ranges
     """
@@ -363,7 +363,7 @@ def test_a_bad_neighbour(storing, alice, rack, behave, words, program):
         assert found['failures'] and found['aside']
         assert words in found['last_failure'], found
         assert from_storing(host) >= len(data)
-        # Nobody asks it for the next image.
+        # For the next image the cache sends this neighbour no request.
         before = bad.requests
         other = store(alice, noise(3 * MIB, 7))
         assert rack.download(host, other) == noise(3 * MIB, 7)
@@ -423,11 +423,11 @@ def test_a_neighbour_that_is_killed_in_the_middle(alice, rack):
             link.hold_after(None)
             assert done.result(daemons.LIMIT) == data
     assert neighbours(host)['aside'] == 1
-    # What it had sent was used.
+    # The bytes that the first neighbour had sent were used.
     assert from_storing(host) < len(data) - MIB
 
 
-# -- who may ------------------------------------------------------------------
+# -- permissions --------------------------------------------------------------
 
 def refusal(rack, *arguments, **client):
     with pytest.raises(client_errors.Refused) as refused:
@@ -436,7 +436,7 @@ def refusal(rack, *arguments, **client):
 
 
 def before_its_body(rack, host, image_id, token):
-    """The answer to a request whose body does not come."""
+    """Return the answer to a request whose body does not come."""
     connection = http.client.HTTPSConnection(
         *host.options['listen'].split(':'), timeout=daemons.LIMIT,
         context=ssl.create_default_context(
@@ -450,7 +450,7 @@ def before_its_body(rack, host, image_id, token):
 
 
 def require_only_for_alice(rack, host, image_id, size):
-    """Others get nothing, not even the word that it is here."""
+    """Other users get nothing, not even the answer that the image is here."""
     assert refusal(rack, host, image_id, size, token='bob') == 404
     assert refusal(rack, host, image_id, size, token='nobody') == 401
     assert refusal(rack, host, image_id, size) == 401
@@ -474,7 +474,7 @@ def test_who_is_lent_an_image_that_is_here(storing, alice, rack, operator):
     require_only_for_alice(rack, host, image_id, len(data))
     storing.glance.allow(bob=cache_harness.TOKENS['bob'])
     try:
-        # Not even by a hash that was proven before.
+        # The lender refuses even with a hash that was proven before.
         assert refusal(rack, host, image_id, 0, token='carol') == 401
     finally:
         storing.glance.allow(**cache_harness.TOKENS)
@@ -482,7 +482,7 @@ def test_who_is_lent_an_image_that_is_here(storing, alice, rack, operator):
 
 @pytest.mark.parametrize('operator', [False, True])
 def test_who_is_lent_an_image_that_arrives(storing, alice, rack, operator):
-    """A token only if the storing host has proven the image for a token."""
+    """The cache lends to a token only if the image was proven for a token."""
     data = noise(12 * MIB, 13)
     image_id = store(alice, data)
     with contextlib.closing(cache_harness.Link(storing.listen)) as link:
@@ -500,7 +500,8 @@ def test_who_is_lent_an_image_that_arrives(storing, alice, rack, operator):
             for client in ({'cert': storing.operator}, {'token': 'alice'}):
                 if operator and 'token' in client:
                     continue
-                # What has come; then the answer ends early.
+                # The client gets the bytes that have come; then the answer
+                # ends early.
                 found = rack.lent(host, image_id, len(data), **client)
                 assert 0 < sum(map(len, found.values())) < len(data)
                 for offset, block in found.items():

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A compute host's cache before a real Glance that knows who asks.
+"""A compute host's cache before a real Glance that checks tokens.
 
-What comes through it is what Glance gives, byte by byte and header by header,
-to whom Glance gives it; whoever is killed meanwhile.
+The cache gives the same answers as Glance, byte by byte and header by header,
+and only to the users to whom Glance gives them, whichever process is killed
+meanwhile.
 """
 
 import concurrent.futures
@@ -35,14 +36,14 @@ from tests.support import repositories
 MIB = 1 << 20
 noise = repositories.noise
 
-# Of Glance's and uWSGI's headers these differ from answer to answer.
+# Those of Glance's and uWSGI's headers that differ from answer to answer.
 _VARYING = {'date', 'x-openstack-request-id', 'connection'}
-# Seconds for which a peer that was away is not asked, here.
+# Seconds for which the cache sends no request to a peer that was away.
 _AWAY = 2
 
 
 def _program(more=''):
-    """A daemon that asks a peer again sooner, and keeps sooner what came.
+    """A daemon that retries a peer sooner, and syncs received blocks sooner.
 
     :param more: what it does before it starts
     """
@@ -56,7 +57,7 @@ def _program(more=''):
 
 
 _PROGRAM = _program()
-#: One that takes an image for failed sooner, too.
+#: A daemon that gives up an image sooner, too.
 _IMPATIENT = _program(
     'image_handlers.STALLED = glance_proxy.OPEN_SECONDS = 4; ')
 
@@ -74,7 +75,7 @@ def storing(place):
 
 @pytest.fixture(scope='module')
 def link(storing):
-    """To the storing host's daemon."""
+    """A link to the storing host's daemon."""
     with contextlib.closing(cache_harness.Link(storing.listen)) as found:
         yield found
 
@@ -117,7 +118,7 @@ def alice(storing):
 
 @pytest.fixture
 def near(storing, cache):
-    """Alice, through the cache."""
+    """Alice's client, through the cache."""
     return storing.glance.client('alice', cache.url)
 
 
@@ -128,7 +129,7 @@ def store(client, data, **properties):
 
 
 def exchange(client, method, path, body=None, **headers):
-    """Status, reason, headers but those that vary, and body."""
+    """Return status, reason, headers but those that vary, and body."""
     with contextlib.closing(client.connection()) as connection:
         connection.request(method, path, body, {**client.headers, **headers})
         with contextlib.closing(connection.getresponse()) as response:
@@ -139,7 +140,7 @@ def exchange(client, method, path, body=None, **headers):
 
 
 def require_same(client, near, method, path, *arguments, **headers):
-    """The same answer directly and through the cache; gives it."""
+    """Require the same answer directly and through the cache; return it."""
     direct = exchange(client, method, path, *arguments, **headers)
     through = exchange(near, method, path, *arguments, **headers)
     assert through == direct
@@ -155,7 +156,7 @@ def received(cache):
 
 
 def rest_of(response, first=b''):
-    """What still comes, and whether that was all that was announced."""
+    """Return the bytes that still come, and whether the body was complete."""
     found = bytearray(first)
     try:
         while piece := response.read(MIB):
@@ -165,7 +166,7 @@ def rest_of(response, first=b''):
     return bytes(found), not response.length
 
 
-# -- as it is -----------------------------------------------------------------
+# -- answers passed on --------------------------------------------------------
 
 @pytest.mark.parametrize('method,path,body', [
     ('GET', '/', None), ('GET', '/versions', None), ('GET', '/v2/', None),
@@ -185,7 +186,7 @@ def test_everything_is_passed_on(alice, near, method, path, body):
 
 @pytest.mark.parametrize('size', [None, 5 * MIB + 3])
 def test_uploads(alice, near, size):
-    """In chunks, and with a length; then what else one does to an image."""
+    """Uploads in chunks, and with a length, arrive, as do later changes."""
     data = noise(5 * MIB + 3, 1)
     image = near.create(name='one', visibility='private')
     assert near.upload(image['id'], iter([data]) if size is None else data,
@@ -218,7 +219,7 @@ def test_a_large_upload_needs_no_memory(alice, near, cache, size):
 
 
 def test_a_refused_upload(storing, cache):
-    """The refusal arrives, also where much was still to be sent."""
+    """The refusal arrives even where much is still to be sent."""
     stranger = storing.glance.client('nobody', cache.url)
     with contextlib.closing(stranger.connection()) as connection:
         connection.putrequest('PUT', '/v2/images/x/file')
@@ -233,7 +234,7 @@ def test_a_refused_upload(storing, cache):
 # -- downloads ----------------------------------------------------------------
 
 def test_downloads_are_glances(alice, near, cache):
-    """The same answers, with headers; the first while it arrives."""
+    """The answers and headers are Glance's, from the first download on."""
     data = repositories.mixture(12 * MIB, seed=3) + noise(777, 4)
     image_id = store(alice, data)
     path = f'/v2/images/{image_id}/file'
@@ -242,7 +243,7 @@ def test_downloads_are_glances(alice, near, cache):
         status, _, headers, body = require_same(alice, near, 'GET', path)
         assert status == 200 and body == data
         assert ('content-md5', hashlib.md5(data).hexdigest()) in headers
-    # The last bytes are counted when they are sent.
+    # The daemon counts the last bytes when it sends them.
     repositories.eventually(lambda: (
         cache.counts()['bytes_here'] - before['bytes_here'] == 2 * len(data)))
     after = cache.counts()
@@ -258,7 +259,7 @@ def test_downloads_are_glances(alice, near, cache):
 
 
 def test_ranges_of_glances_own_mind(alice, near, cache):
-    """They are passed on as they are."""
+    """The cache passes on ranges that Glance answers in a way of its own."""
     data = noise(MIB, 5)
     image_id = store(alice, data)
     near.download(image_id)
@@ -315,10 +316,10 @@ def test_only_missing_blocks_move(alice, near, cache):
     assert received(cache) == before
 
 
-# -- who may ------------------------------------------------------------------
+# -- permissions --------------------------------------------------------------
 
 def test_nobody_without_the_right(storing, alice, near, cache):
-    """Although it is here, and somebody else was given it just now."""
+    """Without the right users get a refusal, although the image is here."""
     data = noise(2 * MIB, 20)
     image_id = store(alice, data, visibility='shared')
     path = f'/v2/images/{image_id}/file'
@@ -331,7 +332,7 @@ def test_nobody_without_the_right(storing, alice, near, cache):
         for part in ({}, {'Range': 'bytes=0-0'}, {'Range': 'bytes=5-'}):
             assert near.download(image_id) == data
             assert require_same(*pair, 'GET', path, **part)[0] == status
-    # It is Glance's to change, at any time.
+    # Glance may change the permission at any time.
     alice.request('POST', f'/v2/images/{image_id}/members',
                   json.dumps({'member': 'bob'}),
                   {'Content-Type': 'application/json'})
@@ -360,7 +361,7 @@ def test_a_deleted_image_goes(place, alice, near):
 
 
 def test_a_refused_deletion(place, storing, alice, near, cache):
-    """What Glance keeps stays here."""
+    """An image whose deletion Glance refuses stays in the cache."""
     image_id = store(alice, noise(MIB, 24))
     near.download(image_id)
     bob = storing.glance.client('bob', cache.url)
@@ -369,7 +370,7 @@ def test_a_refused_deletion(place, storing, alice, near, cache):
 
 
 def test_another_image_of_the_same_name(place, alice, near):
-    """What is held counts only if it is what Glance means."""
+    """The cache uses an image that it holds only if Glance has that hash."""
     data, other = noise(2 * MIB, 22), noise(2 * MIB, 23)
     image_id = store(alice, data)
     with repositories.open_repository(place / 'cache') as repository:
@@ -396,7 +397,7 @@ def other_there(storing, alice, image_id, data, other, known=None):
 def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
     """No wrong image ends as if it were whole; Glance gives it from then on.
 
-    Also after a restart, in ranges, and until Glance means another image.
+    This also holds after a restart, in ranges, and until the image is deleted.
     """
     image_id = f'00000000-0000-4000-8000-{size:012}'
     data, other = noise(size, 60), noise(size, 61)
@@ -410,7 +411,7 @@ def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
         near = storing.glance.client('alice', daemon.url)
         with near.open(image_id) as response:
             found, whole = rest_of(response)
-        # What has begun ends before its announced length.
+        # The body that has begun ends before its announced length.
         assert not whole and other.startswith(found)
         counts = daemon.counts()
         assert counts['fallbacks'] == 0
@@ -437,7 +438,7 @@ def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
 
 @pytest.mark.parametrize('is_hashed', [False, True])
 def test_an_image_that_somebody_planted(place, storing, alice, is_hashed):
-    """No byte of it is given out, since its hash is not that of Glance."""
+    """No byte of the image is sent, since its hash is not that of Glance."""
     image_id = f'00000000-0000-4000-8000-00000000001{is_hashed:d}'
     data, other = noise(3 * MIB, 64), noise(3 * MIB, 65)
     other_there(storing, alice, image_id, data, other,
@@ -457,7 +458,7 @@ def test_an_image_that_somebody_planted(place, storing, alice, is_hashed):
 
 
 def test_a_range_of_a_wrong_image(place, storing, alice):
-    """Before an image is known to be right, no range of it comes from here."""
+    """Until an image is known to be right, Glance serves its ranges."""
     image_id = '00000000-0000-4000-8000-000000000002'
     data, other = noise(3 * MIB, 62), noise(3 * MIB, 63)
     other_there(storing, alice, image_id, data, other)
@@ -496,7 +497,7 @@ def test_eight_callers_and_one_pull(alice, near, cache):
 
 @contextlib.contextmanager
 def begun(near, image_id, link, part):
-    """A download, and its begin, when `part` bytes came for it."""
+    """Yields a download, and its first MiB, when `part` bytes have come."""
     link.hold_after(part)
     with near.open(image_id) as response:
         first = response.read(MIB)
@@ -510,14 +511,14 @@ def test_the_first_byte_comes_before_the_last(alice, near, link):
     with begun(near, image_id, link, 24 * MIB) as (response, first):
         assert first == data[:MIB]
         link.hold_after(None)
-        # Who begins elsewhere does not wait for what lies before.
+        # A reader that begins elsewhere does not wait for the bytes before.
         assert near.download(image_id, 38 * MIB, 39 * MIB) == (
             data[38 * MIB:39 * MIB + 1])
         assert first + response.read() == data
 
 
 def test_a_caller_that_leaves(place, alice, near, cache):
-    """The image comes all the same, for the next."""
+    """The image still arrives completely, for the next caller."""
     data = noise(24 * MIB, 32)
     image_id = store(alice, data)
     before = cache.counts()
@@ -530,7 +531,7 @@ def test_a_caller_that_leaves(place, alice, near, cache):
     assert after['fallbacks'] == before['fallbacks']
 
 
-# -- what goes wrong ----------------------------------------------------------
+# -- failures -----------------------------------------------------------------
 
 def test_the_peer_is_away(storing, alice, near, cache):
     data = noise(3 * MIB, 40)
@@ -544,7 +545,7 @@ def test_the_peer_is_away(storing, alice, near, cache):
         before['plain'].get('failed', 0)) == 2
     assert after['last_failure']['image_id'] == image_id
     assert after['last_failure']['text'] in cache.text()
-    # It is asked again after a while.
+    # The cache sends it requests again after a while.
     storing.daemon.start().wait_for_catalog()
     time.sleep(_AWAY)
     assert near.download(image_id) == data
@@ -552,7 +553,7 @@ def test_the_peer_is_away(storing, alice, near, cache):
 
 
 def test_failures_do_not_fill_the_log(tmp_path, storing, alice):
-    """Each request for an image fails here, as often as a user sends it."""
+    """The log stays short although each request for an image fails here."""
     data = noise(MIB, 68)
     image_id = store(alice, data)
     with storing.cache(repositories.create(tmp_path / 'cache'), {
@@ -585,7 +586,7 @@ def impatient(tmp_path, storing, link):
 
 
 def test_the_peer_says_nothing(storing, alice, impatient, link):
-    """Nobody waits for it for long."""
+    """Glance serves the image soon if the peer does not answer."""
     near = storing.glance.client('alice', impatient.url)
     data = noise(3 * MIB, 56)
     image_id = store(alice, data)
@@ -600,7 +601,7 @@ def test_the_peer_says_nothing(storing, alice, impatient, link):
 
 
 def require_completed(cache, before, data):
-    """Glance gave the rest of an image, but not all of it; the counts."""
+    """Glance gave only a part of an image, the rest; returns the counts."""
     after = cache.counts()
     assert after['fallbacks'] - before['fallbacks'] == 1
     assert 0 < after['bytes_glance'] - before['bytes_glance'] < 60 * MIB
@@ -610,7 +611,7 @@ def require_completed(cache, before, data):
 
 
 def test_the_peer_fails_in_the_middle(storing, alice, near, cache, link):
-    """To the caller it is one answer; what came is not sent for again."""
+    """The caller gets one answer; bytes that came are not requested again."""
     data = noise(72 * MIB, 41)
     image_id = store(alice, data)
     before = cache.counts()
@@ -629,7 +630,7 @@ def test_the_peer_fails_in_the_middle(storing, alice, near, cache, link):
 
 
 def test_the_peer_stops_in_the_middle(storing, alice, impatient, link):
-    """To the caller it is one answer."""
+    """The caller gets one answer."""
     near = storing.glance.client('alice', impatient.url)
     data = noise(72 * MIB, 42)
     image_id = store(alice, data)
@@ -644,10 +645,10 @@ def test_the_peer_stops_in_the_middle(storing, alice, impatient, link):
 
 @contextlib.contextmanager
 def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
-    """A cache whose peer, which has `other`, ends in the middle of a download.
+    """Yields a cache whose peer, which has `other`, ends amid a download.
 
-    Gives the cache's daemon, the image's id, and what the caller got from
-    `begin` on.
+    The value has the cache's daemon, the image's id, and the bytes that the
+    caller got from `begin` on.
     """
     image_id = str(uuid.uuid4())
     other_there(storing, alice, image_id, data, other, known=data)
@@ -679,7 +680,7 @@ def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
     0, pytest.param(5 * MIB + 1, marks=pytest.mark.long)])
 def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
                                         begin):
-    """Glance does not complete what has begun with another image's bytes."""
+    """Glance does not complete a body that began with another's bytes."""
     data, other = noise(24 * MIB, 64), noise(24 * MIB, 65)
     with cut_in_the_middle(storing, alice, link, tmp_path / 'cache', data,
                            other, begin) as (daemon, image_id, found):
@@ -692,7 +693,7 @@ def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
         assert counts['held']['wrong_images'] == 1
         assert daemon.text().count(
             f'Image {image_id} of the storing host is not') == 1
-        # Also when the peer is back, and after a kill.
+        # The same holds when the peer is back, and after a kill.
         storing.daemon.start().wait_for_catalog()
         link.hold_after(None)
         time.sleep(_AWAY)
@@ -711,7 +712,7 @@ def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
       for one in ((24 * MIB, 5 * MIB + 1), (20 * MIB, 0)))])
 def test_a_right_beginning_whose_peer_fails(tmp_path, storing, alice, link,
                                             begin, same):
-    """Glance completes what has begun with its own bytes."""
+    """Glance completes a body that began with its own bytes."""
     data = noise(24 * MIB, 66)
     other = data[:same] + noise(len(data) - same, 67)
     with cut_in_the_middle(storing, alice, link, tmp_path / 'cache', data,
@@ -726,7 +727,7 @@ def test_a_right_beginning_whose_peer_fails(tmp_path, storing, alice, link,
 
 
 def test_glance_fails_in_the_middle(storing, alice, near, link):
-    """What is on its way comes; if the peer fails, too, the caller sees it."""
+    """A running pull completes; if the peer fails, too, the body ends."""
     data, other = (noise(40 * MIB, seed) for seed in (43, 44))
     first_id, second_id = store(alice, data), store(alice, other)
     with begun(near, first_id, link, 36 * MIB) as (first, begin), (
@@ -747,7 +748,7 @@ def test_glance_fails_in_the_middle(storing, alice, near, link):
 @pytest.mark.parametrize('another', [True, False])
 def test_a_token_expires_in_the_middle(storing, alice, near, cache, link,
                                        another):
-    """With another caller's it goes on; without one it is as Glance says."""
+    """Without its token a download ends early; another caller's continues."""
     data = noise(40 * MIB, 45 + another)
     image_id = store(alice, data)
     with begun(near, image_id, link, 12 * MIB) as (response, first), (
@@ -758,14 +759,14 @@ def test_a_token_expires_in_the_middle(storing, alice, near, cache, link,
             repositories.eventually(lambda: (
                 cache.counts()['arrivals']['images'][0]['readers'] == 2))
         storing.glance.allow(carol=cache_harness.TOKENS['carol'])
-        # The storing host remembers a yes, but not across its end.
+        # The storing host remembers a permission, but not across its end.
         storing.daemon.kill()
         storing.daemon.start()
         link.hold_after(None)
         link.cut()
         found, whole = rest_of(response, first)
         if another:
-            # The one of a peer that broke off is Glance's to continue.
+            # Glance continues a download whose peer broke off.
             assert second.read() == data
         assert not whole and data.startswith(found)
     assert require_same(alice, near, 'GET',
@@ -773,7 +774,7 @@ def test_a_token_expires_in_the_middle(storing, alice, near, cache, link,
 
 
 def test_a_damaged_image_here(place, alice, near, cache):
-    """What does not verify is not handed out; Glance gives the rest."""
+    """Bytes that do not verify are not sent; Glance gives the rest."""
     data = noise(24 * MIB, 47)
     image_id = store(alice, data)
     assert near.download(image_id) == data
@@ -803,7 +804,8 @@ def test_a_damaged_image_here(place, alice, near, cache):
 def refused(cache):
     try:
         with cache.connect_proxy() as sock:
-            # If it was accepted just before, it is closed at the very end.
+            # A connection that was accepted just before is closed at the very
+            # end.
             sock.settimeout(0.2)
             return not sock.recv(1)
     except TimeoutError:
@@ -825,7 +827,7 @@ def test_the_end_waits_for_callers(alice, near, cache):
 
 
 def test_a_killed_cache(alice, near, cache, link):
-    """What it had is found by the next; the caller saw the end."""
+    """The next daemon finds the bytes that a killed cache had received."""
     data = noise(80 * MIB, 49)
     image_id = store(alice, data)
     with begun(near, image_id, link, 60 * MIB) as (response, first):
@@ -839,9 +841,9 @@ def test_a_killed_cache(alice, near, cache, link):
 
 
 def knows(repository, data):
-    """Whether whoever begins now finds a block of these.
+    """Return true if a new transaction finds at least one of these blocks.
 
-    Of one alone the filter may have no hint.
+    For a single block the filter may have no hint.
     """
     blocks = [data[i:i + 4096] for i in range(0, len(data), 4096)]
     with repositories.open_repository(repository) as repo:
@@ -855,7 +857,7 @@ def knows(repository, data):
 
 
 def test_a_cache_killed_early(place, alice, near, cache, link):
-    """Also of a small image, of which the rest does not come, it is kept."""
+    """Blocks of a small image that never completes are synced, too."""
     data = noise(20 * MIB, 57)
     image_id = store(alice, data)
     with begun(near, image_id, link, 16 * MIB) as (response, first):
@@ -870,10 +872,10 @@ def test_a_cache_killed_early(place, alice, near, cache, link):
     assert received(cache) < 17 * MIB
 
 
-# -- what it says, and reads --------------------------------------------------
+# -- status, and reading for operators ----------------------------------------
 
 def test_the_status(alice, near, cache, link):
-    """It is as described, and Prometheus gets it; while something arrives."""
+    """The status and the metrics are as described while an image arrives."""
     image_id = store(alice, noise(24 * MIB, 52))
     with begun(near, image_id, link, 16 * MIB) as (response, _):
         url = f'http://{cache.options["status_listen"]}'
@@ -893,7 +895,7 @@ def test_the_status(alice, near, cache, link):
 
 
 def test_an_operators_cache(place, storing, alice):
-    """With a certificate it reads for itself, too: over the Unix socket."""
+    """A cache with a certificate also fetches for Unix socket clients."""
     data = noise(9 * MIB, 53)
     image_id = store(alice, data)
     with storing.cache(repositories.create(place / 'operator'),
@@ -911,7 +913,7 @@ def test_an_operators_cache(place, storing, alice):
         assert 'Connection refused' in response.json()['error']['message']
         storing.daemon.start().wait_for_catalog()
         time.sleep(_AWAY)
-        # Glance's callers get it only if it is what Glance means.
+        # Glance's callers get the image only if it is Glance's.
         near = storing.glance.client('alice', daemon.url)
         before = received(daemon)
         assert near.download(image_id) == data
@@ -920,7 +922,10 @@ def test_an_operators_cache(place, storing, alice):
 
 
 def test_what_nobody_compared_is_not_handed_out(tmp_path, storing, alice):
-    """It was read over the Unix socket; and Glance names no MD5 of its own."""
+    """Bytes are not sent before they were compared with Glance's hash.
+
+    They were read over the Unix socket, and Glance has no MD5 of the image.
+    """
     image_id = str(uuid.uuid4())
     data, other = noise(3 * MIB, 68), noise(3 * MIB, 69)
     other_there(storing, alice, image_id, data, other, known=other)
@@ -948,14 +953,14 @@ def test_what_nobody_compared_is_not_handed_out(tmp_path, storing, alice):
 
 
 def test_no_operator(place, cache, alice):
-    """Without one nobody's image is fetched for whoever has the socket."""
+    """Without a certificate no image is fetched for the socket's clients."""
     image_id = store(alice, noise(MIB, 54))
     assert cache.request('GET', f'/v1/images/{image_id}').status == 404
     assert not (place / 'cache' / 'images' / image_id).exists()
 
 
 def test_other_parameters(place, storing, alice):
-    """Blocks cannot be told apart: all is sent for, and it says so."""
+    """With other parameters the cache fetches whole images, and reports it."""
     data = noise(3 * MIB, 55)
     image_id = store(alice, data)
     path = repositories.create(place / 'other', block_size=8192)

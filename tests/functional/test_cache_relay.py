@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the cache passes on, both ways, before a server that misbehaves.
+"""The cache passes on requests and answers of a server that misbehaves.
 
 The server is a few lines of this file, so that each byte that it gets and
 sends is known; ``test_cache_proxy.py`` has the real Glance.
@@ -30,7 +30,7 @@ LIMIT = daemons.LIMIT
 
 
 class Server:
-    """Answers each connection with what the test says.
+    """A server that answers each connection as the test says.
 
     :ivar behave: called with each connection, as (socket, file, number)
     :ivar heads: of each request that `read` read
@@ -66,14 +66,14 @@ class Server:
             self.behave(sock, stream, next(self.numbers))
 
     def forget(self):
-        """End what is open of the last test."""
+        """End the connections that are open from the last test."""
         self.heads = queue.Queue()
         while self.connections:
             with contextlib.suppress(OSError):
                 self.connections.pop().shutdown(socket.SHUT_RDWR)
 
     def read(self, stream):
-        """A request's head: its line and its headers, as they came."""
+        """Read a request's head: its line and its headers, as they came."""
         lines = []
         while (line := stream.readline()) not in (b'\r\n', b''):
             lines.append(line.rstrip(b'\r\n').decode())
@@ -82,7 +82,7 @@ class Server:
         return lines
 
     def answers(self, *answers, close=True):
-        """Have it send these, one to each request, and close after each."""
+        """Send one of these answers to each request, and close after each."""
         left = list(answers)
 
         def behave(sock, stream, number):
@@ -101,7 +101,7 @@ class Server:
 def running(place, program, **options):
     """A cache, and a Glance that the test plays: the attribute `server`.
 
-    :param program: what the cache does before it starts
+    :param program: code that the cache runs before it starts
     """
     server = Server()
     with contextlib.closing(server.listener), cache_harness.CacheDaemon(
@@ -121,7 +121,7 @@ def running(place, program, **options):
 
 @pytest.fixture(scope='module')
 def cache(tmp_path_factory):
-    """A cache that waits for all that the tests do."""
+    """A cache that waits as long as the tests need."""
     with running(tmp_path_factory.mktemp('relay'),
                  f'upstream_client.CONTINUE_SECONDS = {LIMIT}') as daemon:
         yield daemon
@@ -129,7 +129,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def impatient(tmp_path_factory):
-    """A cache that hardly waits, for the tests of what it does then."""
+    """A cache that hardly waits, for the tests of its time limits."""
     with running(tmp_path_factory.mktemp('impatient'),
                  'upstream_client.PATIENCE = 3; '
                  'upstream_client.CONTINUE_SECONDS = 0.5',
@@ -150,7 +150,7 @@ def connected(cache):
 
 
 def raw(*arguments, **headers):
-    """A request by a name that is the cache's own."""
+    """Return a request with a Host that names the cache itself."""
     return daemons.raw(*arguments, **headers).replace(
         b'Host: x\r\n', b'Host: localhost\r\n')
 
@@ -216,7 +216,7 @@ def test_an_answer_as_it_is(cache, server):
     ('GET', b'HTTP/1.1 200 OK\r\n\r\nto the end', b'to the end'),
     ('GET', b'HTTP/1.0 200 OK\r\n\r\nto the end', b'to the end')])
 def test_forms_of_answers(cache, server, method, answer, body):
-    """Each is followed by another request on the same connection."""
+    """Each answer is followed by another request on the same connection."""
     server.answers(answer, ok())
     with connected(cache) as (sock, stream):
         sock.sendall(raw(method, '/v2/images'))
@@ -241,7 +241,7 @@ def test_the_absolute_form(cache, server):
 
 
 def test_other_hosts(cache, server):
-    """A page of elsewhere cannot use the cache as itself."""
+    """A page from elsewhere cannot send requests to the cache in its name."""
     server.answers(ok())
     data = raw('GET', '/v2/images').replace(b'localhost', b'evil.example')
     assert ask(cache, data).status == 421
@@ -258,7 +258,7 @@ def test_http_1_0(cache, server):
 
 
 def test_a_cache_that_leads_to_itself(cache, server):
-    """Its own requests are known by their Via."""
+    """The cache recognizes its own requests by their Via."""
     name = cache.status()['repository']['id']
     response = ask(cache, raw('GET', '/', Via=f'1.0 a, 1.1 dedupd-{name}'))
     assert response.status == 508 and server.heads.empty()
@@ -267,7 +267,7 @@ def test_a_cache_that_leads_to_itself(cache, server):
 # -- bodies of requests -------------------------------------------------------
 
 def body_of(stream, head):
-    """The body that a server received, and whether it was whole."""
+    """Return the body that a server received, and whether it was whole."""
     headers = dict(line.lower().split(': ', 1) for line in head[1:])
     if 'content-length' in headers:
         length = int(headers['content-length'])
@@ -284,7 +284,7 @@ def body_of(stream, head):
 
 
 def receives(server):
-    """Have it read a body, and say so; gives where that is put."""
+    """Have the server read bodies; returns the queue that gets them."""
     found = queue.Queue()
 
     def behave(sock, stream, number):
@@ -309,7 +309,7 @@ def test_bodies(cache, server, chunked):
         else:
             sock.sendall(raw('PUT', '/v2/x', data))
         assert read_response(stream).status == 200
-        # And the connection goes on.
+        # The connection stays usable.
         sock.sendall(raw('POST', '/v2/x', b'{}'))
         assert read_response(stream).status == 200
     assert found.get(timeout=LIMIT) == (data, True)
@@ -317,7 +317,7 @@ def test_bodies(cache, server, chunked):
 
 
 def test_a_server_that_takes_its_time(cache, server):
-    """What is in memory is bounded, however much is sent."""
+    """The cache's memory is bounded, however much a caller sends."""
     go = threading.Event()
     size = 96 << 20
 
@@ -358,7 +358,7 @@ def test_a_server_that_takes_its_time(cache, server):
 
 
 def test_a_refusal_before_the_body(cache, server):
-    """It arrives although the caller has only begun to send."""
+    """The refusal arrives although the caller has only begun to send."""
     def behave(sock, stream, number):
         server.read(stream)
         sock.sendall(ok(b'no', 'Connection: close', status='413 Too Large'))
@@ -373,12 +373,12 @@ def test_a_refusal_before_the_body(cache, server):
 
 
 def test_a_refusal_and_a_closed_door(cache, server):
-    """What it said is read, though nothing can be sent any more."""
+    """The cache reads the refusal, though it cannot send any more."""
     def behave(sock, stream, number):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.recv(100)
         sock.sendall(ok(b'no', status='413 Too Large'))
-        # With bytes that were not read: the connection is reset.
+        # The server leaves bytes unread, so the connection is reset.
 
     server.behave = behave
     for _ in range(20):
@@ -436,7 +436,7 @@ BROKEN_BODIES = pytest.mark.parametrize('begin', [
 
 @BROKEN_BODIES
 def test_a_body_that_breaks_off(cache, server, begin):
-    """The server must not take it for a whole one."""
+    """The server can tell that the body is not whole."""
     found = receives(server)
     with connected(cache) as (sock, stream):
         sock.sendall(begin)
@@ -448,7 +448,7 @@ def test_a_body_that_breaks_off(cache, server, begin):
 
 @BROKEN_BODIES
 def test_a_body_that_stops(impatient, begin):
-    """The caller learns that it was too slow; the server sees no whole one."""
+    """The caller gets 408; the server sees that the body is not whole."""
     found = receives(impatient.server)
     with connected(impatient) as (sock, stream):
         sock.sendall(begin)
@@ -465,7 +465,7 @@ def test_a_body_that_stops(impatient, begin):
     'Content-Length: +5', 'Content-Length: 0x5', 'Content-Length : 5',
     'Content-Length: -1', 'Content-Length: 5\r\n x: y'])
 def test_smuggling(cache, server, framing):
-    """One request never becomes two, nor has it two ends."""
+    """The cache refuses a request with ambiguous framing, and sends none."""
     server.answers(ok(), ok())
     response = ask(cache, b'POST /v2/x HTTP/1.1\r\nHost: localhost\r\n'
                    + framing.encode()
@@ -491,7 +491,7 @@ def test_bad_chunks(cache, server):
     b'x\r\n'])
 @pytest.mark.parametrize('version', ['1.0', '1.1'])
 def test_an_answer_that_breaks_off(cache, server, answer, version):
-    """The caller sees it, and never a clean end."""
+    """The caller sees the break, and never a clean end."""
     server.answers(answer)
     with connected(cache) as (sock, stream):
         sock.sendall(f'GET / HTTP/{version}\r\nHost: localhost\r\n\r\n'
@@ -506,7 +506,7 @@ def test_an_answer_that_breaks_off(cache, server, answer, version):
 
 
 def test_an_answer_in_time(impatient):
-    """A server that says nothing, and one that stops in the middle."""
+    """A server that sends nothing, or stops in the middle, meets a limit."""
     def behave(sock, stream, number):
         impatient.server.read(stream)
         sock.sendall(b'' if number % 2 else
@@ -544,10 +544,10 @@ def test_what_is_no_answer(cache, server, answer, status):
 
 @pytest.mark.parametrize('answer', [b'', b'garbage\r\n\r\n'])
 def test_an_upload_that_is_not_answered(cache, server, answer):
-    """Its client gets to the end, and an answer after which Nova gives up.
+    """The client can send everything; the answer makes Nova give up.
 
-    After a 503, or an error of the connection, Nova would send what it has
-    not sent yet, and Glance would take that for the image.
+    After a 503, or an error of the connection, Nova would send what it has not
+    sent yet, and Glance would take that for the image.
     """
     def behave(sock, stream, number):
         server.read(stream)
@@ -570,7 +570,7 @@ def test_nobody_is_there(tmp_path):
         response = ask(daemon, raw('GET', '/v2/images'))
         assert response.status == 503
         assert 'cannot be reached' in response.json()['error']['message']
-        # For an image there is nothing else either.
+        # Requests for images fail in the same way.
         assert ask(daemon, raw('GET', '/v2/images/x/file')).status == 503
         assert ask(daemon, raw('PUT', '/v2/images/x/file', bytes(20_000_000))
                    ).status == 502
@@ -578,7 +578,7 @@ def test_nobody_is_there(tmp_path):
 
 @pytest.mark.parametrize('known', [True, False])
 def test_tls(tmp_path, known):
-    """The Image service has to be the one whose authority we were given."""
+    """The Image service's certificate has to be of the given authority."""
     authority = certificates.Authority(tmp_path)
     other = certificates.Authority(tmp_path, 'other')
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -623,7 +623,7 @@ def test_a_connection_is_used_again(cache, server):
 
 
 def test_a_length_in_two_ways_ends_a_connection(cache, server):
-    """What comes next may be of the one body or of the other."""
+    """The connection is closed, since the next bytes may be of either body."""
     numbers = []
 
     def behave(sock, stream, number):
@@ -642,13 +642,13 @@ def test_a_length_in_two_ways_ends_a_connection(cache, server):
 
 
 def test_a_kept_connection_that_ends(cache, server):
-    """What changes nothing is asked again, the rest never twice."""
+    """Only requests that change nothing are repeated, the others never."""
     requests = []
 
     def behave(sock, stream, number):
         requests.append(server.read(stream)[0])
         sock.sendall(ok())
-        # The next one is read, and never answered.
+        # The server reads the next request, and never answers it.
         line = stream.readline()
         if line:
             requests.append(line.decode().strip())
@@ -666,7 +666,7 @@ def test_a_kept_connection_that_ends(cache, server):
 
 
 def test_a_caller_that_leaves(cache, server):
-    """What it asked for is not read on."""
+    """The cache stops reading an answer whose caller has left."""
     ended = threading.Event()
 
     def behave(sock, stream, number):
@@ -684,7 +684,7 @@ def test_a_caller_that_leaves(cache, server):
     with connected(cache) as (sock, stream):
         sock.sendall(raw('GET', '/big'))
         stream.read(100_000)
-        # It takes nothing for so long as one may.
+        # The caller takes nothing for as long as it may.
         time.sleep(1)
         assert cache.memory() - before < 24 << 20
     assert ended.wait(LIMIT)
@@ -693,7 +693,7 @@ def test_a_caller_that_leaves(cache, server):
 # -- garbage ------------------------------------------------------------------
 
 def test_garbage(cache, server):
-    """Whatever comes, the next request is served."""
+    """The cache serves the next request whatever came before."""
     server.answers(*[ok()] * 1000)
     rng = random.Random(8)
     whole = raw('GET', '/v2/images/x/file', X_Auth_Token='t')
@@ -716,7 +716,7 @@ def test_garbage(cache, server):
 
 
 def test_slow_callers(impatient):
-    """Each has its limit; many of them keep nobody else away."""
+    """Each slow caller has a limit; many of them do not block others."""
     impatient.server.answers(*[ok()] * 10)
     with contextlib.ExitStack() as stack:
         for _ in range(100):

@@ -2,9 +2,9 @@
 
 """Uploads through a compute host's cache, which sends only the difference.
 
-Real Glance, real daemons. Whatever breaks, the upload arrives as it would have
-without the cache, or fails as it would have. The steps U1 to U4 are in
-``cache.rst``, "Uploads of differences".
+The tests use a real Glance and real daemons. Whatever breaks, the upload
+arrives as it would have without the cache, or fails as it would have. The
+steps U1 to U4 are in ``cache.rst``, "Uploads of differences".
 """
 
 import concurrent.futures
@@ -45,7 +45,7 @@ def storing(place):
 
 @pytest.fixture(scope='module')
 def link(storing):
-    """To the storing host's daemon."""
+    """A link to the storing host's daemon."""
     with contextlib.closing(cache_harness.Link(storing.listen)) as found:
         yield found
 
@@ -67,7 +67,7 @@ def cache(place, storing, link):
 
 @pytest.fixture
 def near(storing, cache):
-    """Alice, through the cache."""
+    """Alice's client, through the cache."""
     return storing.glance.client('alice', cache.url)
 
 
@@ -76,7 +76,7 @@ def uploads(cache):
 
 
 def pulled(near, data):
-    """An image that the cache holds; its id."""
+    """Have the cache hold an image, and return its id."""
     image_id = near.create(name='base')['id']
     near.upload(image_id, data)
     assert near.download(image_id) == data
@@ -116,7 +116,7 @@ def test_only_the_difference_is_sent(storing, cache, near, place):
 
 
 def passed_on(cache, near, storing, data, **properties):
-    """Upload what the cache passes on whole; the image's id."""
+    """Upload data that the cache passes on whole; return the image's id."""
     before = uploads(cache)
     image_id = near.create(name='image', **properties)['id']
     near.upload(image_id, data)
@@ -133,7 +133,7 @@ def test_little_is_passed_on(storing, cache, near):
 
 
 def test_no_length_is_announced(storing, cache, near):
-    """As python-glanceclient uploads."""
+    """An upload without a length works, as python-glanceclient sends it."""
     data = noise(5 * MIB, 3)
     image_id = near.create(name='image')['id']
     near.upload(image_id, iter([data[:777], data[777:]]))
@@ -151,7 +151,7 @@ def test_the_storing_daemon_is_away(storing, cache, near):
 
 @pytest.mark.parametrize('after', [0, 2000, 3000, 100000])
 def test_the_link_breaks(storing, cache, near, link, after):
-    """For good, after so many bytes of the storing daemon's answers."""
+    """The upload succeeds if the link breaks for good, at any byte."""
     data = noise(6 * MIB, 5 + after)
     image_id = near.create(name='image')['id']
     link.hold_after(after)
@@ -166,7 +166,7 @@ def test_the_link_breaks(storing, cache, near, link, after):
 
 
 def cut_until(link, done):
-    """Cut all connections, again and again, until something is done."""
+    """Cut all connections, again and again, until a future is done."""
     deadline = time.monotonic() + 10 * daemons.LIMIT
     while not done.done():
         assert time.monotonic() < deadline
@@ -176,7 +176,7 @@ def cut_until(link, done):
 
 def test_the_storing_daemon_is_killed_while_glance_takes_it(
         storing, cache, near):
-    """Nobody knows whether Glance has all bytes. It has not."""
+    """The upload completes if the storing daemon dies before its end."""
     data = noise(40 * MIB, 6)
     image_id = near.create(name='image')['id']
     client = storing.glance.client('alice')
@@ -209,7 +209,7 @@ def test_the_client_breaks_off(storing, cache, near):
 
 @pytest.mark.parametrize('token, status', [('bob', 404), ('nobody', 401)])
 def test_who_may_not(storing, cache, near, token, status):
-    """Glance refuses it, as without the cache; nothing is kept."""
+    """Glance refuses the upload, as without the cache; no file is left."""
     before = uploads(cache)
     image_id = near.create(name='image')['id']
     other = storing.glance.client(token, cache.url)
@@ -229,7 +229,8 @@ def test_the_token_ends_before_glance_is_asked(storing, cache, near, link):
     """The answer is Glance's."""
     before = uploads(cache)
     image_id = near.create(name='image')['id']
-    # The cache has Glance's record of the image when it asks the peer.
+    # The cache has Glance's record of the image when it sends the peer its
+    # request.
     link.hold_after(1)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         done = pool.submit(near.upload, image_id, noise(2 * MIB, 11),
@@ -247,7 +248,7 @@ def test_the_token_ends_before_glance_is_asked(storing, cache, near, link):
 
 
 def test_no_room_to_keep_it(storing, place, near):
-    """What came is passed on, and then the rest as it comes."""
+    """The cache passes on the bytes that came, then the rest as it comes."""
     data = noise(60 * MIB, 12)
     with repositories.small_disk(place / 'disk', 48 * MIB):
         with storing.cache(
@@ -273,7 +274,7 @@ def test_a_cache_that_is_no_operator(storing, place, near):
 
 
 def test_what_a_killed_daemon_left(storing, cache, place):
-    """Both daemons remove it when they start."""
+    """Both daemons remove the files of a killed daemon when they start."""
     left = imageids.upload_id()
     for path, daemon in ((storing.repository, storing.daemon),
                          (place / 'cache', cache)):
@@ -303,7 +304,7 @@ def apart(tmp_path_factory):
 
 
 def sent_for(host, cache, token, data):
-    """Bytes that the cache sends when somebody uploads; and the answer."""
+    """Return the bytes that the cache sends for an upload, and the answer."""
     near = host.glance.client(token, cache.url)
     image_id = near.create(name='snapshot')['id']
     before = uploads(cache)
@@ -318,7 +319,7 @@ def sent_for(host, cache, token, data):
 
 
 def test_what_is_sent_does_not_tell_what_others_have(apart):
-    """Alice's snapshots are as new for bob as if she had none."""
+    """The bytes sent for bob do not depend on the snapshots that alice has."""
     host, cache = apart
     data = noise(6 * MIB, 40)
     new, answer = sent_for(host, cache, 'alice', data)

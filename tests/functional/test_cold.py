@@ -30,7 +30,7 @@ SIZE = SLOTS * BLOCK
 
 @pytest.fixture
 def place(server, proxy, tmp_path):
-    """A location that nobody uses, and credentials for it."""
+    """A location that no repository uses, and credentials for it."""
     return (objects.object_location.parse(
         f's3://{server.container}/{secrets.token_hex(8)}', proxy.url),
         server.credentials(tmp_path / 'credentials'))
@@ -90,7 +90,7 @@ def cool(repo, maintenance, store, settings, made):
             made.object_id, made.length, name = rewriting.object()
             if not is_last:
                 with pytest.raises(exceptions.InvalidParameter):
-                    rewriting.exchange()        # it still has its segments
+                    rewriting.exchange()        # it has its segments
                 continue
             key = slice_cache.key_of(settings.owner, 1, made.object_id)
             with open(os.path.join(repo.path, name), 'rb') as file:
@@ -105,7 +105,7 @@ def gets(faults):
 
 @pytest.mark.parametrize('is_open', [False, True])
 def test_the_cache_was_removed(cold, content, is_open):
-    """With its directory; who may make it again does."""
+    """If the cache's directory was removed, it is made again."""
     with contextlib.ExitStack() as stack:
         if is_open:
             repo = stack.enter_context(cold.open())
@@ -210,7 +210,7 @@ def test_what_a_killed_process_left_goes_first(cold, content):
 @pytest.mark.parametrize('times, is_read', [(1, True), (5, True), (50, False)])
 def test_a_directory_that_is_evicted(cold, content, monkeypatch, times,
                                      is_read):
-    """By another thread or process, when a slice is about to be written."""
+    """The directory is removed when a slice is about to be written."""
     make_file, left = slicefiles.access.make_file, [times]
 
     def is_gone(directory):
@@ -236,7 +236,7 @@ def test_a_directory_that_is_evicted(cold, content, monkeypatch, times,
 
 def test_a_cache_on_a_disk_that_others_have_filled(
         cold, content, monkeypatch):
-    """Older slices make room for the one that is read now."""
+    """Older slices make room for the slice that is read now."""
     make, full = slicefiles.access.make_file, []
 
     def filled(path, mode):
@@ -274,7 +274,7 @@ def test_a_group_shares_slices(cold, content):
     ValueError('\x00\ud800'), KeyboardInterrupt(), exceptions.StorageError(),
     TypeError])
 def test_what_else_the_source_may_raise(cold, raised):
-    """It cannot have lost or damaged anything."""
+    """Other errors of the source count neither as loss nor as damage."""
     def fail(*arguments):
         raise raised
 
@@ -285,7 +285,7 @@ def test_what_else_the_source_may_raise(cold, raised):
 
 
 def test_an_object_of_another_owner(cold, content):
-    """As after a directory was restored."""
+    """The image reads back after a restoring added an owner."""
     settings = cold_settings.read(cold.path)
     cold_settings.write(cold.path, dataclasses.replace(
         settings, owners=('0' * 32, '1' * 32, settings.owner)))
@@ -334,7 +334,7 @@ def test_two_repositories_under_one_prefix(cold, place, tmp_path):
 
 
 def test_a_copy_of_the_directory(cold, place, tmp_path, content):
-    """It can be read, and writes nothing."""
+    """A copy of the directory can be read, and writes no object."""
     copy = Cold(tmp_path / 'copy')
     shutil.copytree(cold.path, copy.path)
     copy.object_id = cold.object_id

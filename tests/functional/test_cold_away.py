@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What users do with cold images while the object store is away.
+"""Users' commands on cold images while the object store is away.
 
-Each command names the image and the store, leaves nothing half done, and works
+Each command names the image and the store, leaves no partial result, and works
 once the store is back.
 """
 
@@ -77,7 +77,7 @@ def test_commands(cold, faults, tmp_path, command, fault):
     assert done.returncode == 3, done
     assert cold.settings.location.url in done.stderr, done.stderr
     assert ' one' in done.stderr and 'Traceback' not in done.stderr
-    # Nothing of a file, an image or a hash is there.
+    # No part of a file, an image or a hash is there.
     assert not out.is_file() and (not out.exists() or not os.listdir(out))
     assert images(cold) == ['one']
     with cold.open() as repo:

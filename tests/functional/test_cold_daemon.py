@@ -51,7 +51,7 @@ def cold(server, proxy, faults, tmp_path):
 
 @pytest.fixture
 def daemon(cold, monkeypatch):
-    # On a busy machine it may need longer than programs wait for it.
+    # On a busy machine the daemon may need longer than programs wait for it.
     monkeypatch.setattr(slice_client, 'ANSWER_SECONDS', daemons.LIMIT)
     with daemons.Daemon(cold.path) as daemon:
         daemon.program = PROGRAM
@@ -60,7 +60,7 @@ def daemon(cold, monkeypatch):
 
 
 def open_asking(cold, daemon):
-    """A program of its own, as far as slices go."""
+    """Open the repository as a separate program does, as far as slices go."""
     return cold.open(ask_slices=slice_client.Asker(daemon.socket))
 
 
@@ -156,7 +156,7 @@ def test_a_repository_without_cold_groups(tmp_path):
 
 
 def test_the_daemon_ends_while_somebody_waits(cold, daemon, faults):
-    """Who waits is told so at once, and not cut off."""
+    """The waiting client gets an answer at once, and is not cut off."""
     found = []
     thread = threading.Thread(target=lambda: found.append(
         ask(daemon, cold.request(wait=3600)).status))
@@ -169,7 +169,7 @@ def test_the_daemon_ends_while_somebody_waits(cold, daemon, faults):
         assert not cold.slices()
 
 
-# -- who asks -----------------------------------------------------------------
+# -- programs that request slices ---------------------------------------------
 
 def test_a_program_asks_the_daemon(cold, daemon, faults):
     with open_asking(cold, daemon) as repo:
@@ -180,7 +180,7 @@ def test_a_program_asks_the_daemon(cold, daemon, faults):
 
 
 def test_several_programs(cold, daemon, faults):
-    """Processes of their own, and each slice comes once."""
+    """Several processes read, and each slice is fetched once."""
     program = (
         'import hashlib, sys\n'
         'from glance_dedup.client import slice_client\n'
@@ -207,7 +207,7 @@ def test_no_daemon(cold, faults, tmp_path):
 
 
 def test_a_daemon_that_is_killed(cold, daemon, faults):
-    """The program goes on by itself, and asks a new daemon again."""
+    """The program continues alone, and uses a new daemon later."""
     with open_asking(cold, daemon) as repo, repo.open_image('one') as image:
         assert image.read(5000, 0) == cold.images['one'][:5000]
         daemon.kill()
@@ -216,8 +216,9 @@ def test_a_daemon_that_is_killed(cold, daemon, faults):
         assert own > 0
         cold.forget()
         daemon.start()
-        repo._ask_slices._retry_at = 0.0        # some seconds later
-        # One thread tries it; meanwhile others would go on without it.
+        repo._ask_slices._retry_at = 0.0        # as some seconds later
+        # One thread tries the daemon; others would meanwhile continue without
+        # it.
         assert repo._ask_slices(repo.repository_id, 1,
                                 cold.groups[1]['object'], 0, 1, daemons.LIMIT)
         assert image.read() == cold.images['one']
@@ -246,7 +247,7 @@ def test_the_daemon_of_another_repository(cold, tmp_path, faults):
 
 
 def test_unavailable_through_the_daemon(cold, daemon, faults):
-    """Asking once more, past the daemon, would only take longer."""
+    """A program does not repeat a request that failed in the daemon."""
     faults.always = 503
     with open_asking(cold, daemon) as repo:
         with pytest.raises(exceptions.UnavailableError, match='503'):
@@ -271,7 +272,7 @@ def test_a_scrub_without_the_store_is_no_success(cold, daemon, faults):
 
 
 def test_an_object_that_the_group_had_before(cold, daemon, faults):
-    """Who has the old file open fetches the old object itself."""
+    """A program that has the old file open fetches the old object itself."""
     with open_asking(cold, daemon) as repo:
         with pytest.raises(exceptions.UnavailableError):
             repo.slices.fetch(1, bytes(16), 5000, 0, 1)
@@ -290,7 +291,10 @@ def test_waiting_has_an_end(cold, daemon, faults):
 
 
 def test_who_waits_comes_first(cold, faults, monkeypatch):
-    """Before slices that were announced, even the same one."""
+    """Slices with a waiting reader come before announced ones.
+
+    This also holds for a slice that was announced itself.
+    """
     monkeypatch.setattr(slice_cache, 'PARALLEL', 1)
     came, begin, go_on = (threading.Event() for _ in range(3))
     take = faults.take
@@ -314,7 +318,7 @@ def test_who_waits_comes_first(cold, faults, monkeypatch):
         begin.set()
         for one in waiting:
             one.result(60)
-        # They came behind the one that was under way already.
+        # They came after the slice that was under way already.
         assert len(cold.slices()) == 3
         go_on.set()
         repositories.eventually(lambda: len(cold.slices()) == 6)
@@ -352,14 +356,14 @@ def test_commands_ask_the_daemon(cold, daemon, faults, tmp_path):
     assert figures['gets'] == 10 and figures['misses'] == 0
     assert figures['received'] == sum(
         facts['end'] for facts in cold.groups.values())
-    # What several threads fetch at once may count twice.
+    # Slices that several threads fetch at once may count twice.
     assert 0 <= figures['cached'] - figures['received'] < 8 << 20
     metrics = daemon.request('GET', '/metrics').body.decode()
     assert 'dedupd_slices_gets_total 10.0' in metrics
 
 
 def test_what_a_command_fetched(cold, faults, tmp_path):
-    """It says so, and where the bytes are."""
+    """The command's result has the fetched slices; `space` has the objects."""
     def run(*arguments):
         return json.loads(subprocess.run(
             [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
@@ -400,7 +404,7 @@ def test_hits_and_misses(cold, faults):
 
 
 def test_downloads_through_the_daemon(cold, daemon, faults):
-    """As the driver reads, and as Nova does over NBD."""
+    """Images are downloaded through the daemon, as the driver does."""
     with daemon.client() as client, client.open_image('one') as stream:
         data = b''.join(iter(lambda: stream.read(1 << 20, 30), b''))
     assert data == cold.images['one']
@@ -410,7 +414,7 @@ def test_downloads_through_the_daemon(cold, daemon, faults):
 # -- groups that get another object -------------------------------------------
 
 def renew(cold, number):
-    """Give a group another object, and delete the one that it had."""
+    """Give a group another object, and delete its former one."""
     before = cold.groups[number]
     with cold.open() as repo, contextlib.closing(
             maintainer_role.Maintainer(repo)) as maintainer:
@@ -441,7 +445,7 @@ def test_who_has_the_old_file_open_reads_the_new_object(
             open_asking(cold, daemon) if asks else cold.open())
         image = stack.enter_context(repo.open_image('one'))
         assert image.read(5000, 0) == cold.images['one'][:5000]
-        daemon.stop()           # it is the maintainer
+        daemon.stop()           # the daemon is the maintainer
         renew(cold, 1)
         daemon.start()
         assert image.read() == cold.images['one']
@@ -453,7 +457,7 @@ def test_who_has_the_old_file_open_reads_the_new_object(
 
 
 def test_no_object_is_left(cold, faults):
-    """Looking at the file again finds nothing new, and that ends."""
+    """A reader checks the file once more, finds no new object, and fails."""
     with cold_settings.connect(cold.settings) as store:
         store.delete(slice_cache.key_of(
             cold.settings.owner, 1, cold.groups[1]['object']))

@@ -2,7 +2,7 @@
 
 """A disk that takes ten times its size, because groups move in time.
 
-Nobody asks for the task ``tier``: the maintainer notices that the disk is
+No test requests the task ``tier``: the maintainer notices that the disk is
 short of room. Waits are for room, not for seconds.
 """
 
@@ -46,7 +46,7 @@ def conf():
 
 
 class Least:
-    """The least that was ever free on a disk, while it is entered."""
+    """The minimum of a disk's free bytes, while the context is entered."""
 
     def __init__(self, root):
         self._root = root
@@ -69,7 +69,7 @@ class Least:
 
 
 class Filling:
-    """A repository on a small disk, and what it has to hold."""
+    """A repository on a small disk, and the images that it has to hold."""
 
     def __init__(self, repo):
         self.repo = repo
@@ -77,7 +77,7 @@ class Filling:
 
     def put(self, seed):
         name = f'image-{seed}'
-        # A client tries again what was refused; here none may be.
+        # A client repeats a refused upload; here no upload may be refused.
         repositories.eventually(
             lambda: self.repo.room()[0] >= self.repo.room()[1] + 16 * MIB,
             LIMIT, 'the disk stays short of room')
@@ -121,7 +121,7 @@ def fill_and_empty(filling, scheduler, times):
         there = sum(size for _, size in store.keys(''))
     assert there > (times - 1) * DISK
     filling.require_all()
-    # The cache is full now, and gives way.
+    # The cache is full now, and shrinks.
     for seed in range(1000, 1006):
         filling.put(seed)
     filling.require_all()
@@ -136,7 +136,7 @@ def fill_and_empty(filling, scheduler, times):
 
 def test_a_disk_that_is_full_of_uploads_has_room_to_move_a_group(
         server, tmp_path, conf):
-    """Nobody moved anything in time: storing is refused, moving is not."""
+    """If no group was moved in time, storing is refused, and moving works."""
     conf.set_override('tier_interval', 0, 'dedupd')
     with repositories.small_disk(tmp_path / 'disk', DISK) as disk:
         path = repositories.create(disk / 'r', group_slots=SLOTS)

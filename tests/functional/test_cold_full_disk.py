@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images in cold groups are read while others have filled the local disk.
+"""Images in cold groups are read while other files fill the local disk.
 
 The disk is a real one, without one free block, and no slice is on it.
 """
@@ -43,7 +43,7 @@ class Full(cold_repositories.ColdRepository):
         return super().open(**options)
 
     def in_memory(self):
-        """The files of the slices that are in memory."""
+        """Return the files of the slices that are in memory."""
         return list(self.filter_dir.glob('*.slices/*/????????'))
 
     def free(self):
@@ -66,7 +66,7 @@ def cold(server, proxy, faults, tmp_path):
 
 @pytest.fixture
 def daemon(cold, monkeypatch):
-    # On a busy machine it may need longer than programs wait for it.
+    # On a busy machine the daemon may need longer than programs wait for it.
     monkeypatch.setattr(slice_client, 'ANSWER_SECONDS', daemons.LIMIT)
     with daemons.Daemon(cold.path, filter_dir=cold.filter_dir) as daemon:
         yield daemon.start()
@@ -83,7 +83,7 @@ def test_a_process_alone(cold, monkeypatch):
     with cold.open() as repo:
         assert repositories.read_all(repo, 'one') == cold.images['one']
         require_bounded(cold)
-        # When there is room again, slices are on the disk, and nowhere else.
+        # When there is room again, slices are on the disk, and not in memory.
         cold.free()
         facts = cold.groups[1]
         repo.slices.forget(facts['object'], 0, 1)
@@ -92,7 +92,7 @@ def test_a_process_alone(cold, monkeypatch):
 
 
 def test_processes_share_the_memory(cold, monkeypatch):
-    """Each counts what the others have put there."""
+    """Each process counts the slices that the others have put there."""
     monkeypatch.setattr(slicefiles, 'MAX_MEMORY', 8 * MIB)
     with contextlib.ExitStack() as stack:
         repos = [stack.enter_context(cold.open()) for _ in range(3)]
@@ -106,7 +106,7 @@ def test_processes_share_the_memory(cold, monkeypatch):
 
 
 def test_several_readers_at_once(cold):
-    """Each reads another part, so they need more slices than there can be."""
+    """Each reader reads another part; together they exceed the limit."""
     found = {}
 
     def read(number):
@@ -125,8 +125,8 @@ def test_several_readers_at_once(cold):
 def test_the_removed_cache_cannot_be_made_again(cold):
     (cold.path / 'slices').rmdir()
     with cold.open() as repo:
-        # The directory's block was given back, so there is room for it, and
-        # for no slice.
+        # The directory's block is free again, so there is room for the
+        # directory, and for no slice.
         assert repositories.read_all(repo, 'one') == cold.images['one']
 
 
@@ -150,7 +150,7 @@ def test_by_way_of_the_daemon(cold, daemon, faults, tmp_path):
 
 
 def test_a_daemon_with_another_place_for_filters(cold, daemon, tmp_path):
-    """What it fetched cannot be seen, so the process fetches by itself."""
+    """A process that cannot see the daemon's slices fetches by itself."""
     asker = slice_client.Asker(daemon.socket)
     with cold.open(ask_slices=asker,
                    filter_dir=str(tmp_path / 'other')) as repo:
@@ -168,7 +168,7 @@ def test_a_daemon_that_starts_again_empties_the_memory(cold, daemon):
 
 @pytest.mark.needs('nbdkit')
 def test_a_volume_that_is_served(cold, daemon, tmp_path):
-    cold.free()     # it needs room to start
+    cold.free()     # the server needs room to start
     with volume_tools.Server(cold.path, tmp_path,
                              GLANCE_DEDUP_SOCKET=daemon.socket) as server:
         server.start()

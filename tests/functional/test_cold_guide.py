@@ -58,7 +58,7 @@ def bucket(server):
 
 
 class Host:
-    """Where the page's paths are others."""
+    """A host whose paths differ from the page's."""
 
     def __init__(self, directory, endpoint, server):
         self.repository = directory / 'dedup'
@@ -101,7 +101,7 @@ def host(server, bucket, proxy, faults, tmp_path):
 
 
 def allowed(policy, method, url):
-    """Whether the page's policy lets S3 do what a request asks for."""
+    """Return true if the page's policy lets S3 do what a request needs."""
     parts = urllib.parse.urlsplit(url)
     query = urllib.parse.parse_qs(parts.query)
     _, name, key = parts.path.split('/', 2) if parts.path.count('/') > 1 else (
@@ -137,18 +137,18 @@ def test_the_page(host, faults):
     host.run(recompress)
     host.run(plan)
     host.run(move)
-    # All changed lately.
+    # All groups changed lately.
     assert not cold_groups(host.repository)
     said = host.run(move_all)
     assert re.search(r'groups +\| 4 ', said), said
-    # With a recipe and a manifest.
+    # The objects are four groups, a recipe and a manifest.
     assert re.search(r'objects +\| 6 ', host.run(show)), said
     with repositories.open_repository(host.repository) as repo:
         assert repositories.read_all(repo, 'image') == (
             repositories.noise(SIZE, 1))
         repo.delete('image')
     host.run(move_all)
-    # What was asked of S3 in all this is what the page's policy allows.
+    # The page's policy allows each request that S3 got above.
     policy = json.loads(blocks('Credentials for S3', 'json')[0].text)
     assert len(faults.seen) > 20
     for method, path in faults.seen:
@@ -194,7 +194,7 @@ def asked(faults):
 
 
 def less(more, fewer, number=1):
-    """By how much one is more, for each of a number of things."""
+    """Return the difference of each pair, divided by a number of things."""
     return tuple(str((int(one) - int(other)) // number)
                  for one, other in zip(more, fewer))
 

@@ -3,7 +3,8 @@
 """Twenty images whose groups are all cold, on real object stores that fail.
 
 Whatever the object store does, an image's bytes are the right ones, or there
-is an error that names what happened; and when it works again, all is there.
+is an error that names what happened; and when it works again, all images are
+there.
 """
 
 import contextlib
@@ -40,13 +41,13 @@ EVERYTHING = tierer.Policy(everything=True)
 
 
 def family(number):
-    """Images of a distribution: much in common, and something of their own."""
+    """Return images of a distribution, which have many blocks in common."""
     base = repositories.mixture(6 * MIB, number // 5)
     return base + repositories.noise(5 * MIB, 100 + number)
 
 
 class Images:
-    """A repository with images, attached to a place of an object store."""
+    """A repository with images, attached to a location in an object store."""
 
     def __init__(self, directory, place, credentials, count):
         self.path = repositories.create(directory / 'repository',
@@ -108,7 +109,7 @@ def whole(store, key):
 
 
 def taken(path, *without):
-    """Bytes of the disk below a directory."""
+    """Return the bytes of the disk that a directory takes."""
     return sum(file.lstat().st_blocks * 512 for file in path.rglob('*')
                if file.is_file() and not any(
                    name in str(file.relative_to(path)) for name in without))
@@ -134,7 +135,7 @@ def test_twenty_images(kind, tmp_path):
         figures = images.require_all()
         assert figures.gets >= figures.received // MIB
         images.forget()
-        # What is kept for a full disk has the same size in any repository.
+        # The reserve for a full disk has the same size in any repository.
         local = taken(images.path, 'catalog-reserve') - images.hot_bytes()
         share = 100 * local / result.sent_bytes
         print(f'{server.kind}: {result.sent_bytes / MIB:.0f} MiB are cold, '
@@ -154,20 +155,20 @@ def place(server, proxy, faults, tmp_path):
 
 @pytest.fixture
 def images(place, tmp_path):
-    """Three, all cold."""
+    """A repository with three images, all cold."""
     made = Images(tmp_path, *place, 3)
     assert made.tier().groups > 3
     return made
 
 
-#: What happens to requests, each time a while after the one before.
+#: The faults of requests, each a while after the one before.
 TROUBLE = [503, 500, 'truncate', 'shorten', 'flip', 'forget', 'lengthen',
            'whole', 429, 'repeat']
 
 
 @pytest.mark.parametrize('seed', range(3))
 def test_requests_that_fail_now_and_then(place, faults, tmp_path, seed):
-    """All goes on, and no byte is wrong."""
+    """Uploads and reads succeed between faults, and no byte is wrong."""
     rng = random.Random(seed)
     images = Images(tmp_path, *place, 3)
     plan = [fault for _ in range(40)
@@ -220,7 +221,7 @@ def test_a_server_that_is_very_slow(images, faults, monkeypatch):
 
 
 def test_two_objects_that_are_exchanged(images, tmp_path):
-    """No image has the other's blocks."""
+    """No image has the other object's blocks."""
     with images.connect() as store:
         one, two = images.keys(store)[:2]
         contents = {key: whole(store, key) for key in (one, two)}
@@ -256,7 +257,7 @@ def test_a_byte_that_is_another(images, tmp_path):
 
 
 def test_a_bucket_that_is_deleted(images, server, tmp_path):
-    """Nothing counts as lost: it may come back, and does."""
+    """Images of an emptied bucket are unavailable, and return with it."""
     with images.connect() as store:
         kept = {key: whole(store, key) for key, _ in store.keys('')}
         for key in kept:
@@ -298,7 +299,7 @@ def test_wrong_credentials(images, server):
 
 
 def test_a_clock_that_is_wrong_by_an_hour(images, monkeypatch):
-    """The message says that it is the time."""
+    """The message says that the clock is wrong."""
     now = auth.get_current_datetime
 
     def late(*args, **options):
@@ -336,7 +337,7 @@ def test_tokens_that_end_in_the_middle_of_an_image(tmp_path):
 
 def test_s3_credentials_that_end_in_the_middle_of_an_image(place, faults,
                                                            tmp_path):
-    """A reader takes the new ones, once they are there."""
+    """A reader uses the new credentials as soon as they are there."""
     images = Images(tmp_path, *place, 1)
     file = pathlib.Path(images.settings.credentials)
     images.tier()
@@ -361,7 +362,7 @@ def test_an_older_program_refuses(images, monkeypatch):
 
 
 def test_a_handle_from_before_the_repository_was_attached(place, tmp_path):
-    """It reads groups that have become cold since, and knows the reserve."""
+    """An old handle reads new cold groups, and uses the new reserve."""
     path = repositories.create(tmp_path / 'repository', group_slots=SLOTS)
     with repositories.open_repository(path) as early:
         content = repositories.noise(SLOTS * 4096)

@@ -2,12 +2,12 @@
 
 """Processes that move groups to an object store are killed again and again.
 
-One maintains: it counts, moves groups, collects, merges and scrubs. Another
-one uploads and deletes. Both are killed at a moment by chance. Then each image
-is what was stored, or, if its upload or deletion was under way, all or nothing
-of it. What is in the object store besides is only what no group names.
+One process maintains: it counts, moves groups, collects, merges and scrubs.
+Another one uploads and deletes. Both are killed at a random moment. Then each
+image has its stored content, or, if its upload or deletion was under way, it
+is whole or gone. All other objects in the object store are unnamed by groups.
 
-All of this is a program of its own, which forks those who are killed::
+All of this is a program of its own, which forks the processes to kill::
 
     python -m tests.functional.test_cold_kills DIR LOCATION ENDPOINT
         CREDENTIALS STATES SEED
@@ -65,7 +65,7 @@ def content(spec):
 
 
 class Journal:
-    """What was done, in a file that outlives who is killed."""
+    """The log of operations, in a file that outlives a killed process."""
 
     def __init__(self, path):
         self.path = path
@@ -76,7 +76,7 @@ class Journal:
         os.close(fd)
 
     def settle(self, images):
-        """Only these images are there, whole; no others ever were."""
+        """Record that only these images exist, whole; no others ever did."""
         new = f'{self.path}.new'
         with open(new, 'w') as f:
             for name, spec in images.items():
@@ -85,7 +85,7 @@ class Journal:
         os.rename(new, self.path)
 
     def images(self):
-        """What each image may be: contents, or None."""
+        """Return the possible states of each image: contents, or None."""
         may = {}
         with open(self.path) as f:
             for line in f:
@@ -115,7 +115,7 @@ class World:
         return repositories.open_repository(
             self.path, codec='none', threads=0, segment_cache_mib=1)
 
-    # -- who is killed --
+    # -- the processes to kill --
 
     def use(self, seed):
         """Upload and delete, for ever."""
@@ -158,10 +158,10 @@ class World:
                 assert not getattr(result, 'images', None) or isinstance(
                     result.images, int), result
 
-    # -- what is left --
+    # -- the state afterwards --
 
     def verify(self):
-        """Each image is what it may be; what is left under way is settled."""
+        """Check each image's content, and record what is there."""
         may = self.journal.images()
         found = {}
         with self.open() as repo:
@@ -178,18 +178,19 @@ class World:
         self.journal.settle(found)
 
     def settle(self):
-        """After a collection nothing is left but what is needed."""
+        """After a collection only needed blocks are left."""
         with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             for share in (10, 0):
-                # An evacuation makes known what a dead writer left: that goes
-                # with the next collection.
+                # An evacuation reveals the blocks that a dead writer left: the
+                # next collection frees them.
                 result = collector.run_once(maintainer, pacing.Pace(),
                                             evacuate_share=share)
                 assert not result.failed and not result.refused
             assert not os.listdir(self.path / 'spool')
             damaged = maintainer.catalog.damaged()
-            # Who rebuilds the catalog moves the old one away, and is killed.
+            # A process that rebuilds the catalog moves the old one away, and
+            # is killed.
             assert not damaged and all(name.startswith('catalog-') for name in
                                        os.listdir(self.path / 'quarantine'))
             assert not maintainer.catalog.scrub_state().get('unreadable')
@@ -212,7 +213,7 @@ class World:
         return len(named), len(there) - len(named)
 
     def sweep(self):
-        """Runs that nobody kills leave no object that no group names.
+        """Runs that are not killed leave no object that no group names.
 
         The first two take the snapshots that no longer name the others.
         """
@@ -226,7 +227,7 @@ class World:
 
 
 def kill(children):
-    """As kill -9; a child that ended by itself has failed."""
+    """Kill as kill -9 does; a child that ended by itself has failed."""
     for pid, _ in children:
         os.kill(pid, signal.SIGKILL)
     for child in children:
@@ -246,7 +247,7 @@ def explore(world, states, seed):
             repositories.fork_child(lambda: world.use(f'u{number}'))]
         try:
             time.sleep(rng.uniform(SOONEST, latest))
-            if rng.random() < 0.3:      # one of both for itself
+            if rng.random() < 0.3:      # only one of both
                 children.reverse()
                 kill(children[:1])
                 del children[0]
@@ -278,7 +279,7 @@ def main(directory, location, endpoint, credentials, states, seed):
 
 
 def start(server, directory, states, seed):
-    """Run the program; what it says is shown if the test fails."""
+    """Run the program; its output is shown if the test fails."""
     process = subprocess.Popen(
         [sys.executable, '-X', 'faulthandler', '-m', __name__, directory,
          f's3://{server.container}/{secrets.token_hex(8)}', server.url,

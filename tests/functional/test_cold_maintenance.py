@@ -2,8 +2,8 @@
 
 """Tasks and readers that need the bytes of cold blocks, with a real store.
 
-An object store that does not answer, or says that there is nothing, is never
-taken for damage: nothing is marked, healed, put into quarantine or freed.
+If an object store does not answer, or answers that there is no object, the
+tasks never take that for damage: they mark, heal, quarantine or free no block.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ configure = stores.configure
 SIZE = test_tierer.SIZE
 ALL = test_tierer.ALL
 SLICE = slice_cache.SLICE
-#: Two slices, which is what an object of this store has.
+#: Two slices, the size of this store's objects.
 SAMPLE = 2 * SLICE
 AWAY = pytest.mark.parametrize('fault', [503, 404])
 
@@ -54,7 +54,7 @@ class Store(test_tierer.Store):
 
     @classmethod
     def of(cls, path):
-        """A repository that is there, and attached."""
+        """Open an existing repository that is attached."""
         store = cls.__new__(cls)
         store.path, store.images = path, {}
         store.repo = repositories.open_repository(path)
@@ -79,7 +79,7 @@ class Store(test_tierer.Store):
 
     @contextlib.contextmanager
     def changing(self, number, tmp_path):
-        """The bytes of an object, which are written back if not None."""
+        """Yield an object's bytes; changed bytes are written back."""
         key = self.key_of(number)
         with cold_settings.connect(self.settings) as store:
             data = bytearray(store.get(key, 0, store.size(key)))
@@ -99,7 +99,7 @@ class Store(test_tierer.Store):
             object_[0][len(object_[0]) // 2] ^= 1
 
     def unharmed(self):
-        """Nothing is marked, in quarantine, or reported."""
+        """No block is marked, in quarantine, or reported."""
         state = self.maintainer.catalog.scrub_state()
         assert self.maintainer.catalog.damaged() == {}
         assert not os.listdir(self.path / 'quarantine')
@@ -128,7 +128,7 @@ def by_value(place, faults, tmp_path):
 
 
 def gets(faults):
-    """The groups whose objects were read, in order."""
+    """Return the groups whose objects were read, in order."""
     return [path.split('/g/')[1][:8] for method, path in faults.seen
             if method == 'GET' and '/g/' in path]
 
@@ -222,7 +222,8 @@ def test_a_sample_goes_on_within_an_object(place, faults, tmp_path,
                                   similar=True)
         store.tier()
         assert store.facts()[1]['end'] > 4 * SLICE
-        # In the first slice, in the middle, and where the object ends.
+        # The changed bytes are in the first slice, in the middle, and at the
+        # end.
         with store.changing(1, tmp_path) as object_:
             for at in (SLICE - 9000, 2 * SLICE + 5, len(object_[0]) - 20):
                 object_[0][at] ^= 1
@@ -236,7 +237,7 @@ def test_a_flipped_byte_is_found_and_named(store, tmp_path):
     store.put('one', 2, 1)
     store.tier()
     store.flip(1, tmp_path)
-    assert store.scrub().found == 0         # it reads no object
+    assert store.scrub().found == 0         # no object is read
     result = store.scrub(cold_budget=2 * SAMPLE)
     assert (result.found, result.damaged, result.images) == (1, 1, ['one'])
     name, = result.quarantined
@@ -246,7 +247,7 @@ def test_a_flipped_byte_is_found_and_named(store, tmp_path):
     with store.repo.open_image('one') as image, pytest.raises(
             exceptions.DamagedError, match='groups/00000001'):
         image.read()
-    # It is known, and not found once more.
+    # The damage is known, and not found once more.
     result = store.scrub(cold_budget=2 * SAMPLE)
     assert (result.found, result.damaged) == (0, 1)
     # Nor is its group sent again.
@@ -269,7 +270,7 @@ def test_a_flipped_byte_is_healed_by_a_spare_copy(store, tmp_path):
     store.tier()
     assert store.scrub(spare_threshold=1).spares == 256
     store.flip(1, tmp_path)
-    store.require_all()                        # also before it is healed
+    store.require_all()                        # before healing, too
     result = store.scrub(spare_threshold=1, cold_budget=SAMPLE)
     assert (result.found, result.healed, result.images) == (1, 1, [])
     store.require_all()
@@ -295,7 +296,7 @@ def test_a_scrub_without_the_store(store, faults, fault):
         assert (result.found, result.images, result.unreadable) == (0, [], {})
         store.unharmed()
         faults.always = None
-    # The same pass goes on, and now it ends.
+    # The same pass continues, and now it ends.
     result = scrubber.run_once(store.maintainer, pacing.Pace(),
                                cold_budget=2 * SAMPLE)
     assert result.complete and not result.unavailable
@@ -304,7 +305,7 @@ def test_a_scrub_without_the_store(store, faults, fault):
 
 
 def test_a_store_that_is_away_in_the_middle(store, faults):
-    """What was read before is not counted as unchecked."""
+    """Blocks that were read before the failure do not count as unchecked."""
     store.put('one', 2, 1)
     store.tier()
     pace = pacing.Pace(lambda done, total, what: (
@@ -317,13 +318,13 @@ def test_a_store_that_is_away_in_the_middle(store, faults):
     result = scrubber.run_once(store.maintainer, pacing.Pace(),
                                cold_budget=2 * SAMPLE)
     assert result.complete and not result.unavailable
-    # The group that came meanwhile was read, too.
+    # The scrub also read the group that came meanwhile.
     assert result.blocks == SIZE // 4096
 
 
 @AWAY
 def test_a_store_that_only_lists(store, faults, fault):
-    """An object that is listed is there, whatever a GET of it says."""
+    """An object that is listed is there, even if a GET of it fails."""
     store.put('one', 2, 1)
     store.tier()
     for _ in range(3):
@@ -351,7 +352,7 @@ def test_an_object_is_lost_when_two_scrubs_miss_it(store, tmp_path, faults):
     assert list(result.unreadable) == [key] and result.images == ['one']
     assert 'no such object' in result.unreadable[key]
     assert store.maintainer.catalog.damaged() == {}
-    # It is there again.
+    # The object is there again.
     (tmp_path / 'kept').write_bytes(kept)
     with cold_settings.connect(store.settings) as connection, open(
             tmp_path / 'kept', 'rb') as file:
@@ -404,7 +405,7 @@ def test_an_object_of_another_length(store, tmp_path):
 
 
 def test_a_block_waits_until_it_can_be_read(store, tmp_path, faults):
-    """It did not verify, and the store fails before it is marked."""
+    """A block that failed a check stays unmarked while the store fails."""
     store.put('one', 1, 1)
     store.tier()
     store.flip(1, tmp_path)
@@ -421,7 +422,7 @@ def test_a_block_waits_until_it_can_be_read(store, tmp_path, faults):
         assert store.maintainer.catalog.damaged() == {}
         assert not os.listdir(store.path / 'quarantine')
         faults.always = None
-    # It is good.
+    # The block is good.
     assert store.scrub().busy == 0
     assert store.maintainer.catalog.damaged() == {}
 
@@ -434,7 +435,7 @@ def test_healing_without_the_store(store, tmp_path, faults, fault):
     store.put('three', 1, 3)
     cool_but(store, 'two')
     assert store.cold() == [1, 3]
-    # The hot block goes bad; its copy is cold.
+    # The hot block is damaged; its copy is cold.
     repositories.ruin(store.path / 'groups' / '00000002', 900000)
     faults.always = fault
     result = store.scrub()
@@ -470,7 +471,7 @@ def test_spare_copies_without_the_store(store, faults, fault):
 
 @pytest.mark.parametrize('kept', ['one', 'two'])
 def test_merging_by_fingerprints_reads_no_object(store, faults, kept):
-    """Whichever of both groups is cold."""
+    """Merging reads no object, whichever of both groups is cold."""
     data = repositories.noise(SIZE, 1)
     put_at_once(store, one=data, two=data)
     cool_but(store, kept)
@@ -493,14 +494,14 @@ def test_merging_by_bytes_needs_the_object(by_value, faults, fault, kept):
     put_at_once(store, three=other, four=other)
     store.account()
     names = {'one', 'two'} - {kept} | {'three', 'four'}
-    # Groups 3 and 4 stay hot: nothing is in their way.
+    # Groups 3 and 4 stay hot: they can be merged.
     store.tier(dataclasses.replace(ALL, keep=lambda facts: (
         facts['image_id'] in names - ({'one', 'two'} - {kept}))
         or facts['image_id'] == kept))
     assert len(store.cold()) == 1
     faults.always = fault
     result = store.merge()
-    assert result.merged_blocks == 256      # those of the hot groups
+    assert result.merged_blocks == 256      # the blocks of the hot groups
     store.unharmed()
     faults.always = None
     result = store.merge()
@@ -538,8 +539,7 @@ def test_an_upload_without_the_store(by_value, faults, fault):
     faults.seen.clear()
     store.put('two', 4, 1)
     assert store.repo.stat('two').new_bytes > 3.5 * SIZE
-    # Each thread that compares asks once, and each request is tried four
-    # times.
+    # Each thread that compares sends one request, which is tried four times.
     assert len(gets(faults)) < 4 * 4 * (os.cpu_count() + 2)
     faults.always = None
     store.require_all()
@@ -549,7 +549,7 @@ def test_an_upload_without_the_store(by_value, faults, fault):
 
 def test_an_upload_does_not_wait_for_a_store_that_hangs(
         by_value, faults, monkeypatch):
-    """It would find its blocks if it waited until the store goes on."""
+    """An upload stores its blocks again rather than wait for the store."""
     monkeypatch.setattr(faulty_proxy, 'LIMIT', 120)
     monkeypatch.setattr(backend_base, 'ANSWER_TIMEOUT', 300)
     store = by_value
@@ -575,7 +575,7 @@ def test_evacuating_without_the_store(store, faults, fault):
         del store.images[f'go{number}']
     faults.always = fault
     result = store.collect()
-    # The hot group is not held up by the cold one.
+    # The cold group does not hold up the hot one.
     assert result.evacuated == 1 and list(result.failed) == [1]
     assert 1 in store.cold()
     store.unharmed()
@@ -642,7 +642,7 @@ def test_the_last_group_is_cold_and_empty(store):
 
 @AWAY
 def test_glance_may_try_again(place, faults, tmp_path, configure, fault):
-    """It answers 503, and serves the image when the store is back."""
+    """Glance gets a 503 error, and the image when the store is back."""
     path = tmp_path / 'r'
     with contextlib.closing(Store(path, *place)) as store:
         pass

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The guide's page on a lost directory: its commands, run on a real store.
+"""Runs the commands of the page on a lost directory, on a real store.
 
-Paths and URLs are others, and systemd is the test's own daemon.
+Paths and URLs differ from the page's, and the test's own daemon replaces
+systemd.
 """
 
 import os
@@ -66,7 +67,7 @@ class Site:
                     repositories.noise(2 * SIZE, seed))
 
     def follow(self, section, *statuses):
-        """Run the console blocks under a heading; returns what they said."""
+        """Run the console blocks under a heading; returns their output."""
         said = []
         commands = [command for block in documents.blocks(PAGE)
                     if block.section == section
@@ -117,7 +118,7 @@ def test_the_page(site):
     site.daemon.run('recompress')
     site.daemon.run('tier', everything=True)
     site.put('later', 2)
-    # By the daemon, which has the lock.
+    # The daemon sends it, since it has the lock.
     said, = site.follow('What is sent, and when', 0)
     assert re.search(r'snapshot +\| 2 ', said), said
     site.follow('Save the key', 0)

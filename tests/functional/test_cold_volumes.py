@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Volumes whose blocks are in cold groups, and images of such as disks."""
+"""Volumes whose blocks are in cold groups, and such images as disks."""
 
 from concurrent import futures
 import contextlib
@@ -70,7 +70,7 @@ def serving(cold, daemon, tmp_path, **options):
 
 
 def require_clean(cold, content):
-    """The volume has these bytes, and nothing is damaged or marked."""
+    """The volume has these bytes, and no block is damaged or marked."""
     with cold.open() as repo, openvolumes.open_volume(repo, 'disk') as volume:
         assert volume.read(SIZE, 0) == content
     with cold.open() as repo, contextlib.closing(
@@ -82,14 +82,14 @@ def require_clean(cold, content):
 # -- without a server ---------------------------------------------------------
 
 def test_a_clone_of_a_cold_image(cold, faults):
-    """No bytes move before they are read."""
+    """A clone fetches no bytes before they are read."""
     assert clone(cold, 'second') == 0
     assert not gets(faults)
     require_clean(cold, cold.images['one'])
 
 
 def test_a_clone_in_another_scope(cold, faults):
-    """The image is read, out of the object store."""
+    """For a clone in another scope, the object store's bytes are read."""
     with cold.open() as repo, repo.open_image('one') as image:
         openvolumes.create(repo, 'other', image=image, project='p',
                            scope='project', part_size=MIB)
@@ -99,7 +99,7 @@ def test_a_clone_in_another_scope(cold, faults):
 
 
 def test_a_checkpoint_over_cold_blocks(cold, faults):
-    """A block of which only a part was written needs its other bytes."""
+    """A partial write of a cold block fetches its other bytes."""
     content = bytearray(cold.images['one'])
     with cold.open() as repo:
         with openvolumes.open_volume(repo, 'disk') as volume:
@@ -116,7 +116,7 @@ def test_a_checkpoint_over_cold_blocks(cold, faults):
 
 
 def test_a_checkpoint_while_the_store_does_not_answer(cold, faults):
-    """What was written stays in the journal, and nothing counts as damaged."""
+    """Written data stays in the journal, and no block counts as damaged."""
     content = bytearray(cold.images['one'])
     with cold.open() as repo:
         with openvolumes.open_volume(repo, 'disk') as volume:
@@ -138,7 +138,7 @@ def test_a_checkpoint_while_the_store_does_not_answer(cold, faults):
 
 
 def test_blocks_of_cold_groups_are_freed(cold, faults):
-    """Collecting needs no object."""
+    """A collection reads no object."""
     with cold.open() as repo:
         openvolumes.delete(repo, 'disk')
         repo.delete('one')
@@ -193,7 +193,7 @@ def test_it_announces_what_it_will_read(cold, daemon, disk, faults):
                 cold.images['one'][offset:offset + MIB])
 
     with disk.session() as session, futures.ThreadPoolExecutor(1) as pool:
-        read(session, 0, MIB)       # the next one is sequential
+        read(session, 0, MIB)       # the following read is sequential
         with faults.held():
             reading = pool.submit(read, session, MIB, SIZE)
             repositories.eventually(lambda: faults.most >= 3)
@@ -213,9 +213,9 @@ def test_a_store_that_does_not_answer(cold, daemon, disk, faults):
 
 
 def test_a_daemon_that_is_killed(cold, daemon, disk, faults):
-    """A read waits for the next one, and the guest notices nothing.
+    """A read waits for the next daemon, and the guest notices no error.
 
-    The next one is up already, and gets the killed one's place: a start may
+    The next daemon runs already, and gets the killed one's socket: a start may
     take longer than a read waits.
     """
     with daemons.Daemon(cold.path) as following, disk.session() as session:
@@ -249,7 +249,7 @@ def test_no_daemon(cold, tmp_path, faults):
                         in disk.text())
                 assert 'No such file' in disk.text()
                 assert 'Start it' in disk.text()
-                # What is in the journal can be read, and written.
+                # Blocks in the journal can be read, and written.
                 volume_tools.write(session, 0, b'x' * 4096)
                 assert session.read(0, 4096) == b'x' * 4096
                 daemon.start()
@@ -261,7 +261,7 @@ def test_no_daemon(cold, tmp_path, faults):
 
 
 def test_what_a_daemon_may_answer(cold, daemon, tmp_path, faults):
-    """Anything but a right answer is none, and the plugin asks again."""
+    """The plugin repeats its request after any wrong answer."""
     own = {'Dedup_Repository': 'ab' * 16}
     answers = iter([
         b'', b'HTTP/1.1 200 OK', b'x' * 100_000, b'HTTP/1.1 200\r\n\r\n',
@@ -310,7 +310,7 @@ def test_a_socket_whose_name_is_too_long(cold, tmp_path, faults):
 # -- images -------------------------------------------------------------------
 
 def test_images_over_nbd(cold, faults):
-    """As Nova reads them from dedupd."""
+    """A read over NBD fails while the store fails, and works afterwards."""
     with daemons.Daemon(cold.path) as daemon:
         daemon.write_config(nbd_socket=daemon.directory / 'nbd')
         daemon.start()
@@ -331,7 +331,7 @@ def test_images_over_nbd(cold, faults):
 @pytest.mark.slow
 @pytest.mark.parametrize('direct', [True, False])
 def test_mounted_images(cold, faults, tmp_path, direct):
-    """By way of the daemon, and read from the repository."""
+    """Mounted images read back, through the daemon or from the repository."""
     from tests.functional import test_mount
 
     with daemons.Daemon(cold.path) as daemon:

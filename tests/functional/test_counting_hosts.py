@@ -121,7 +121,7 @@ def test_both_commands(ssh, path, filled, tmp_path):
         filled.delete(filled.images()[0])
         done = command(path, *words, '--hosts', hosts, '-f', 'json')
         assert done.returncode == 0, done.stderr
-        # A slow machine is shown how far the command is.
+        # Progress is printed, for users of a slow machine.
         assert all(PROGRESS.fullmatch(line)
                    for line in done.stderr.splitlines()), done.stderr
     assert json.loads(done.stdout)['freed_blocks'] > 0
@@ -143,12 +143,12 @@ def test_the_same_catalog(ssh, filled, maintainer):
 
 @pytest.mark.parametrize('when', ['reading images', 'adding up counts'])
 def test_a_host_dies(ssh, filled, maintainer, when):
-    """One process of this host counts then; a warning names the host."""
+    """A process of this host counts instead; a warning names the dead one."""
     filled.delete('image-3')
     collect(maintainer)
 
     def progress(done, total, what):
-        # Once: then it is gone at some time.
+        # This kills only once.
         if what == when and not done and not killed:
             for pid in counters()[:1]:
                 os.kill(pid, signal.SIGKILL)

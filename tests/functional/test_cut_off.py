@@ -2,13 +2,13 @@
 
 """A host that is cut off, and returns after others have used its groups.
 
-The server drops the locks of a host that it has not heard of. Its processes
-know nothing of that, and go on later (hosts.rst, "A host that lost its
-locks"). On the model of a shared file system the process is stopped by a
-signal, and ``drop_locks`` plays the server. With ``lost='error'`` the open
-files that had locks can no longer be used, as NFS, GlusterFS with strict
-locks, and CephFS have it; with ``lost='silent'`` they can. The helper's part
-is in ``test_helpers.py``.
+The server drops the locks of a host that has sent no message for some time.
+The host's processes do not notice that, and continue later (hosts.rst, "A host
+that lost its locks"). On the model of a shared file system the process is
+stopped by a signal, and ``drop_locks`` plays the server. With ``lost='error'``
+the open files that had locks can no longer be used, as on NFS, GlusterFS with
+strict locks, and CephFS; with ``lost='silent'`` they can. The helper's part is
+in ``test_helpers.py``.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT = 60
 LOST = pytest.mark.parametrize('lost', ['error', 'silent'])
-#: Any process of the cut-off host begins so, and says how it ended.
+#: The beginning of each process of the cut-off host; prints its outcome.
 BEGINNING = """
 import contextlib, sys
 from glance_dedup import _engine
@@ -64,7 +64,7 @@ else:
 
 
 class CutOff:
-    """A process of a host, which is stopped where it says so.
+    """A process of a host, which is stopped at a line that it prints.
 
     :param arguments: of the program, from ``sys.argv[3]`` on
     """
@@ -85,7 +85,7 @@ class CutOff:
         return self.process.stdout.readline()
 
     def go_on(self):
-        """Let it do the rest; what it says of that."""
+        """Let it do the rest; return the line that it prints then."""
         self.process.stdin.write('\n')
         self.process.stdin.flush()
         self.process.send_signal(signal.SIGCONT)
@@ -118,7 +118,7 @@ def drop_locks(host):
 
 
 def is_locked(file, length):
-    """Whether anybody has a lock of the first bytes; 0: of any."""
+    """Return true if the first bytes have a lock; with 0: if any byte has."""
     wanted = struct.pack('@hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, length, 0)
     try:
         with open(file, 'rb') as f:
@@ -152,7 +152,7 @@ def require_clean(both):
     repositories.require_clean(both[0].backing / 'repository')
 
 
-# -- who writes ---------------------------------------------------------------
+# -- a writer -----------------------------------------------------------------
 
 WRITER = """
 def do():
@@ -168,7 +168,7 @@ def do():
 
 @LOST
 def test_a_writer_whose_group_another_host_appended_to(tmp_path, lost):
-    """I4 holds if lost locks are errors; else what it spoils is found (I7)."""
+    """I4 holds if lost locks are errors; otherwise damage is found (I7)."""
     data = maintenance.content(5, blocks=20)
     with two_hosts(tmp_path, lost=lost) as both, CutOff(
             both[0], WRITER) as writer:
@@ -184,7 +184,7 @@ def test_a_writer_whose_group_another_host_appended_to(tmp_path, lost):
                 assert collect(there).busy == 0
                 maintenance.require_contents(there, {'there': data})
             else:
-                # Otherwise the test would show nothing.
+                # Otherwise the test would prove nothing.
                 with pytest.raises(exceptions.DamagedError):
                     repositories.read_all(there, 'there')
         if lost == 'error':
@@ -228,7 +228,7 @@ def test_a_writer_about_to_commit(tmp_path, lost, between):
         require_clean(both)
 
 
-# -- who collects -------------------------------------------------------------
+# -- a collector --------------------------------------------------------------
 
 COLLECTOR = """
 def do():
@@ -244,7 +244,10 @@ def do():
 
 @LOST
 def test_a_collector_whose_group_others_name(tmp_path, lost):
-    """It had judged blocks to be dead; they are named again meanwhile."""
+    """A cut-off collector frees no block that is named again meanwhile.
+
+    This holds if lost locks are errors.
+    """
     data = maintenance.content(1)
     with two_hosts(tmp_path, lost=lost) as both:
         with on(both[0]) as here:
@@ -262,7 +265,7 @@ def test_a_collector_whose_group_others_name(tmp_path, lost):
                 maintenance.require_contents(there, {'again': data})
                 require_clean(both)
             else:
-                # Otherwise the test would show nothing.
+                # Otherwise the test would prove nothing.
                 assert said == 'done\n'
                 with pytest.raises(exceptions.DamagedError):
                     repositories.read_all(there, 'again')
@@ -282,12 +285,15 @@ def do():
 
 @LOST
 def test_a_collector_that_removes_a_group(tmp_path, lost):
-    """Nobody appends to a group that goes, however late it goes."""
+    """No writer appends to a group that a late collector removes.
+
+    This holds if lost locks are errors.
+    """
     with two_hosts(tmp_path, lost=lost) as both, on(both[1]) as there:
         with there.begin('one') as transaction:
             transaction.write(maintenance.content(1))
             transaction.keep()
-            # So that group 1 is not the last one.
+            # Group 1 is then not the last one.
             repositories.put(there, 'full', maintenance.content(
                 2, blocks=maintenance.SLOTS))
             transaction.commit()
@@ -306,7 +312,7 @@ def test_a_collector_that_removes_a_group(tmp_path, lost):
             assert repositories.read_all(there, 'new') == data
             require_clean(both)
         else:
-            # Otherwise the test would show nothing.
+            # Otherwise the test would prove nothing.
             assert said == 'removed\n'
 
 
@@ -331,7 +337,7 @@ def do():
 @LOST
 @pytest.mark.parametrize('alive', [True, False])
 def test_a_maintainer_that_has_a_successor(tmp_path, lost, alive):
-    """It takes locks anew, and would free by counts that are too old."""
+    """A former maintainer that takes locks again frees no block."""
     data = maintenance.content(1)
     with two_hosts(tmp_path, lost=lost) as both, on(both[1]) as there:
         repositories.put(there, 'one', data)
@@ -354,7 +360,7 @@ def test_a_maintainer_that_has_a_successor(tmp_path, lost, alive):
         assert said.startswith('LostLocks'), said
 
 
-# -- who reads ----------------------------------------------------------------
+# -- a reader -----------------------------------------------------------------
 
 READER = """
 def do():
@@ -369,7 +375,7 @@ def do():
 
 @LOST
 def test_a_reader_whose_image_is_collected(tmp_path, lost):
-    """It gets an error, never other bytes (I7)."""
+    """The reader gets an error, never other bytes (I7)."""
     with two_hosts(tmp_path, lost=lost) as both:
         with on(both[1]) as there:
             repositories.put(there, 'one', maintenance.content(1, blocks=250))
@@ -383,7 +389,7 @@ def test_a_reader_whose_image_is_collected(tmp_path, lost):
         require_clean(both)
 
 
-# -- who deletes --------------------------------------------------------------
+# -- a deleter ----------------------------------------------------------------
 
 @pytest.fixture(scope='module')
 def witness(tmp_path_factory):
@@ -394,7 +400,7 @@ def witness(tmp_path_factory):
 
 
 def test_a_deleter_that_the_server_kept_waiting(tmp_path, witness):
-    """It notices that its entry is gone, and deletes nothing (N4.6)."""
+    """A deleter whose spool file is gone deletes nothing (N4.6)."""
     kept = {'one': maintenance.content(1)}
     with two_hosts(tmp_path) as both, on(both[1]) as there:
         repositories.put(there, 'one', kept['one'])
@@ -416,10 +422,10 @@ def test_a_deleter_that_the_server_kept_waiting(tmp_path, witness):
 
 @pytest.mark.parametrize('moment', ['linkat', 'unlinkat'])
 def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
-    """No image is lost but the one; if space is, a rebuild brings it back.
+    """Only the deleted image is lost; a rebuild brings lost space back.
 
     Before the unlinking, the maintainer takes the delete for one that came to
-    nothing (N4.6), and the image then goes without an entry.
+    nothing (N4.6), and the image then goes without a spool file.
     """
     kept = {'kept': maintenance.content(2)}
     with two_hosts(tmp_path) as both, on(both[1]) as there:
@@ -457,7 +463,7 @@ def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
         require_clean(both)
 
 
-# -- who owns a volume --------------------------------------------------------
+# -- a volume's owner ---------------------------------------------------------
 
 OWNER = """
 def do():
@@ -478,7 +484,7 @@ def do():
 @pytest.mark.parametrize('late', ['write', 'checkpoint'])
 @pytest.mark.parametrize('stores', [0, 1, 2])
 def test_an_owner_that_has_a_successor(tmp_path, lost, late, stores):
-    """It spoils nothing of what the next owner has (V1)."""
+    """A former owner spoils no data of the next owner (V1)."""
     with contextlib.ExitStack() as stack:
         both = stack.enter_context(two_hosts(tmp_path, lost=lost))
         there = stack.enter_context(on(both[1]))
@@ -509,7 +515,7 @@ def test_an_owner_that_has_a_successor(tmp_path, lost, late, stores):
         require_clean(both)
 
 
-# -- who follows --------------------------------------------------------------
+# -- a follower ---------------------------------------------------------------
 
 FOLLOWER = """
 def do():
@@ -538,7 +544,7 @@ def test_a_follower(tmp_path, lost):
                     repositories.put(there, f'new-{seed}',
                                      maintenance.content(seed))
                 said = follower.go_on()
-            # Its version byte fell, too: what it stores may be refused.
+            # Its version byte was unlocked, too: its stores may be refused.
             assert said == 'done\n' or lost == 'error', said
             maintenance.require_contents(there, {
                 **{f'new-{seed}': maintenance.content(seed)
@@ -549,7 +555,7 @@ def test_a_follower(tmp_path, lost):
         require_clean(both)
 
 
-# -- who merges a shard -------------------------------------------------------
+# -- a merger of a shard ------------------------------------------------------
 
 MERGER = """
 def do():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the dead leave: locks, process ids, forks; and clocks that jump.
+"""Locks, process ids and forks of dead processes; and clocks that jump.
 
-Processes that are killed while they hold all there is to hold; others that are
-given their numbers; forks in the middle of everything; two daemons and the
-command line as maintainers by turns; a clock that is set a year back, and
+Processes are killed while they hold all that a process can hold; others are
+given their numbers; processes fork in the middle of everything; two daemons
+and the command line are maintainers by turns; a clock is set a year back, and
 forward again, while a daemon runs.
 """
 
@@ -54,7 +54,7 @@ def path(tmp_path):
 
 @contextlib.contextmanager
 def running(role, path, *arguments, before=(), **options):
-    """This file as a process of its own, which says when it is ready."""
+    """Run this file as a process, which prints a line when it is ready."""
     process = subprocess.Popen(
         [*before, sys.executable, '-m', 'tests.functional.test_dead', role,
          str(path), *map(str, arguments)], cwd=daemons.ROOT, text=True,
@@ -67,13 +67,13 @@ def running(role, path, *arguments, before=(), **options):
 
 
 def said(process):
-    """The next line that it says."""
+    """Return the next line that a process prints."""
     assert select.select([process.stdout], [], [], LIMIT)[0], 'it hangs'
     return process.stdout.readline()
 
 
 def collect(repo):
-    """Accounting and collection; its result."""
+    """Run accounting and collection; return the collection's result."""
     pace = pacing.Pace()
     with maintenance.maintaining(repo) as maintainer:
         accounting.run_once(maintainer, pace)
@@ -81,10 +81,10 @@ def collect(repo):
                                   evacuate_share=0)
 
 
-# -- what the dead held -------------------------------------------------------
+# -- locks and blocks of dead processes ---------------------------------------
 
 def hold(path):
-    """Have whatever a writer and a reader can have, until it is killed."""
+    """Hold all that a writer and a reader can hold, until killed."""
     repo = repositories.open_repository(path)
     image = repo.open_image('deleted')
     held = [repo.begin(f'never-{n}') for n in range(3)]
@@ -92,7 +92,7 @@ def hold(path):
         transaction.write(noise(3 * GROUP, f'held {n}'))
     held[0].keep()
     held[1].keep()
-    # It shares a group, of whose blocks its recipe is to name some.
+    # The transaction shares a group, and its recipe is to name blocks of it.
     held[2].write(noise(GROUP, 'kept'))
     repo.delete('deleted')
     print('ready', os.getpid(), flush=True)
@@ -101,7 +101,7 @@ def hold(path):
 
 
 def hold_as_maintainer(path):
-    """The maintainer's lock, intents, and a group in its hands."""
+    """Hold the maintainer's lock, intents, and a group."""
     repo = repositories.open_repository(path)
     maintainer = maintainer_role.Maintainer(repo)
     numbers = maintainer.engine.groups()
@@ -113,7 +113,7 @@ def hold_as_maintainer(path):
 
 
 def collect_here(path):
-    """What a collection in this process frees."""
+    """Print the number of blocks that a collection in this process frees."""
     with repositories.open_repository(path) as repo:
         print('ready', os.getpid(), collect(repo).freed_blocks, flush=True)
 
@@ -133,14 +133,14 @@ def require_all_given_back(path, contents):
     soak_run.require_exact(path, contents)
     with repositories.open_repository(path) as repo:
         again = repositories.put(repo, 'again', noise(3 * GROUP, 'again'))
-        # A group that the dead had leased or announced is there for others.
+        # Others can use a group that a dead process had leased or announced.
         assert repositories.put(repo, 'kept-too', contents['kept']
                                 ).new_bytes == 0
         assert again.new_bytes == 3 * GROUP
 
 
 def test_a_writer_and_a_reader_die(path):
-    """Until then everything of theirs stays; then it all goes."""
+    """Their blocks stay until both die; then a collection frees them."""
     contents = put_kept_and_deleted(path)
     with running('hold', path) as process:
         assert said(process).startswith('ready')
@@ -160,7 +160,7 @@ def test_a_maintainer_dies(path):
         with repositories.open_repository(path) as repo:
             with pytest.raises(exceptions.BusyError):
                 collect(repo)
-            # Its groups are no one's now, and are done without.
+            # No process uses its groups now; writers do without them.
             stat = repositories.put(repo, 'beside', contents['kept'])
             assert stat.new_bytes == GROUP
             repo.delete('beside')
@@ -187,7 +187,7 @@ exit
 
 @PATIENT
 def test_a_number_used_again(path):
-    """The next process is given the number of the one that held it all."""
+    """The next process gets the number of the process that held everything."""
     contents = put_kept_and_deleted(path)
     os.mkfifo(f'{path}.fifo')
     done = subprocess.run(
@@ -200,13 +200,13 @@ def test_a_number_used_again(path):
     assert pathlib.Path(f'{path}.held').read_text() == f'ready {PID}\n'
     ready, number, freed = done.stdout.split()
     assert int(number) == PID, done
-    # Six groups of the writer's that it synced, and two of the image's.
+    # The writer synced six groups, and the image had two.
     assert int(freed) == 8 * maintenance.SLOTS, done
     require_all_given_back(path, contents)
 
 
 def test_a_number_that_another_has(path):
-    """As in two containers: both are alive, and both are number 1."""
+    """As in two containers, both processes live, and both are number 1."""
     contents = put_kept_and_deleted(path)
     before = ['unshare', '--pid', '--fork', '--kill-child']
     if subprocess.run([*before, 'true'], capture_output=True).returncode:
@@ -223,7 +223,7 @@ def test_a_number_that_another_has(path):
 # -- forks --------------------------------------------------------------------
 
 def fork_again_and_again(path, seed, count):
-    """Fork while threads store, read and maintain; all ends are tried."""
+    """Fork while threads store, read and maintain; children end variously."""
     rng = random.Random(seed)
     repo = repositories.open_repository(path, threads=2)
     ending = threading.Event()
@@ -277,7 +277,7 @@ def fork_again_and_again(path, seed, count):
                 repo.begin('killed').write(noise(GROUP, n))
                 os.kill(os.getpid(), signal.SIGKILL)
             if end == 'fork':
-                # The child of the child outlives it.
+                # The grandchild outlives the child.
                 if os.fork():
                     os._exit(0)
                 repositories.put(repo, f'grand{name}', noise(GROUP, name))
@@ -336,13 +336,13 @@ def test_forks_for_long(path):
 # -- maintainers by turns -----------------------------------------------------
 
 def by_turns(path, seconds):
-    """Two daemons, each killed in its turn, and commands beside them."""
+    """Run two daemons, each killed in its turn, and commands beside them."""
     seed = random.randrange(10 ** 9)
     print(f'seed {seed}')
     rng = random.Random(seed)
     contents = {}
     with repositories.open_repository(path) as repo:
-        collect(repo)               # with a catalog from the start
+        collect(repo)               # there is a catalog from the start
     end = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         both = [stack.enter_context(daemons.Daemon(path, **soak_run.INTERVALS))
@@ -366,7 +366,7 @@ def by_turns(path, seconds):
                     name = rng.choice(sorted(contents))
                     repo.delete(name)
                     del contents[name]
-            # As the command line would, if there were no daemon.
+            # This is as the command line would, if there were no daemon.
             with contextlib.suppress(exceptions.BusyError), (
                     maintainer_role.Maintainer(repo)) as maintainer:
                 accounting.run_once(maintainer, pacing.Pace())
@@ -374,7 +374,7 @@ def by_turns(path, seconds):
             other = both[1 - killed % 2]
             daemon.kill()
             killed += 1
-            # What nobody but a maintainer does is done.
+            # The other daemon must do the maintainer's work.
             other.wait_for(lambda: other.status()['daemon']['role']
                            == 'maintainer', LIMIT)
             other.wait_for_catalog()
@@ -404,7 +404,7 @@ def test_maintainers_by_turns_for_long(path):
 
 @PATIENT
 def test_the_clock_is_set_back(path, tmp_path):
-    """And forward: tasks neither stall nor spin, and all stays right."""
+    """If the clock jumps, tasks neither stall nor spin; images are right."""
     clock = clocks.Clock(tmp_path)
     contents = {}
     interval = 1
@@ -444,7 +444,7 @@ def test_the_clock_is_set_back(path, tmp_path):
                 with client.open_image(name) as stream:
                     assert stream.read(stream.size) == data
         assert daemon.status()['errors'] == []
-        # The next one finds samples and a scrub of the future.
+        # The next daemon finds samples and a scrub of the future.
         clock.set(-YEAR)
         daemon.stop()
         daemon.start().wait_for_catalog()

@@ -66,7 +66,7 @@ def glance(places, daemon):
 
 @pytest.fixture(autouse=True)
 def clean(places, daemon, glance):
-    """Nothing of one test is left for the next, nor wrong on the disk."""
+    """Each test leaves no image for the next, and a clean repository."""
     if daemon.process.poll() is not None:
         daemon.start().wait_for_catalog()
     assert daemon.run('collect')['last']['error'] is None
@@ -79,7 +79,7 @@ def clean(places, daemon, glance):
 
 
 def on_disk(places):
-    """What ``du`` says of the block groups."""
+    """Return the bytes of the disk that the block groups take, as ``du``."""
     groups = places / 'repository' / 'groups'
     return sum(os.stat(groups / name).st_blocks * 512
                for name in os.listdir(groups))
@@ -157,7 +157,7 @@ def test_download_across_the_daemons_death(daemon, glance):
         while piece := response.read(MIB):
             received += piece
     assert bytes(received) == data
-    # And without it.
+    # Downloads also work without the daemon.
     assert glance.download(image_id) == data
 
 
@@ -179,7 +179,7 @@ def test_collection_waits_for_a_download(places, daemon, glance):
 
 
 def test_uploads_while_the_daemon_works(places, daemon, glance):
-    """Uploads, deletes, collections and merges, by turns."""
+    """Images stay right under uploads, deletes, collections and merges."""
     base = noise(8 * MIB, 8)
     images = {}
     for turn in range(6):
@@ -193,7 +193,7 @@ def test_uploads_while_the_daemon_works(places, daemon, glance):
             assert daemon.run(task)['last']['error'] is None
     for image_id, data in images.items():
         assert glance.download(image_id) == data
-    # Exactly what the images need is stored.
+    # The repository has exactly the blocks that the images need.
     assert daemon.run('merge')['last']['error'] is None
     assert daemon.run('collect')['last']['error'] is None
     exact = {data[i:i + 4096] for data in images.values()
@@ -234,7 +234,7 @@ def read(far, name):
 
 
 def refusal(far, name):
-    """Of its bytes, its description, and its blocks."""
+    """Return the refusal of an image's bytes, description and blocks."""
     answers = []
     with far:
         for ask in (lambda: far.open_image(name), lambda: far.recipe(name),
@@ -247,14 +247,14 @@ def refusal(far, name):
 
 
 def test_an_id_alone_opens_nothing(places, daemon, glance, tmp_path):
-    """A user makes an image of a known id elsewhere, and is given his own."""
+    """A user who made an image of a known id elsewhere gets only his own."""
     secret, own = noise(2 * MIB, 90), noise(2 * MIB, 91)
     image_id = store(glance, secret)
     with repositories.open_repository(places / 'repository') as repo:
         kept = repo.stat(image_id)
         assert (kept.hash_name, kept.hash_value) == (
             'sha512', hashlib.sha512(secret).hexdigest())
-    # Two that Glance has forgotten, and the repository has still.
+    # Glance has forgotten these two images, and the repository still has them.
     fresh = {'old': '1' * 8 + '-1111-4111-8111-' + '1' * 12,
              'new': '2' * 8 + '-2222-4222-8222-' + '2' * 12}
     with repositories.open_repository(places / 'repository') as repo:
@@ -268,12 +268,12 @@ def test_an_id_alone_opens_nothing(places, daemon, glance, tmp_path):
         glance.upload(name, own, store='plain')
     with Listening(places, glance, tmp_path) as second:
         assert read(second.client(token='valid'), image_id) == secret
-        # No hash is recorded of one, another of the other.
+        # The one has no recorded hash, the other another image's.
         code, text = refusal(second.client(token='valid'), fresh['old'])
         assert code == 403
         assert f'image verify --algorithm sha512 {fresh["old"]}' in text
         assert refusal(second.client(token='valid'), fresh['new'])[0] == 404
-        # An operator looks: it is still another image.
+        # Now an operator verifies it: it is still another image.
         shown = json.loads(command(places, daemon, 'image', 'verify',
                                    fresh['old'], '-f', 'json'))
         assert shown[0]['hash_value'] == hashlib.sha512(secret).hexdigest()
@@ -281,7 +281,7 @@ def test_an_id_alone_opens_nothing(places, daemon, glance, tmp_path):
         told = [line for line in second.daemon.text().splitlines()
                 if 'No token opens' in line and fresh['old'] in line]
         assert len(told) == 2, told
-        # And this one is what Glance means; a program of old had stored it.
+        # This one is Glance's image, stored by an old program.
         for name in fresh.values():
             glance.delete(name)
         with repositories.open_repository(places / 'repository') as repo:
@@ -317,7 +317,7 @@ def test_tokens_are_glances_to_judge(places, daemon, glance, tmp_path):
         assert refused.value.code == 401
         operator = str(second.authority.issue('operator'))
         assert read(client(cert=operator), 'unknown-to-glance') == data
-        # What Glance has deleted, its users cannot read any more.
+        # Images deleted from Glance can no longer be read by its users.
         glance.delete(image_id)
         with pytest.raises(client_errors.Refused):
             read(client(token='valid'), image_id)

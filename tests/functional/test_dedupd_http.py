@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The daemon's HTTP: right answers, and none that wrong input breaks.
+"""The daemon's HTTP: right answers, and no wrong input breaks it.
 
-Against a real process, over raw sockets.
+The tests use a real process, over raw sockets.
 """
 
 import concurrent.futures
@@ -50,7 +50,7 @@ def repository(tmp_path_factory, content):
 
 @pytest.fixture(scope='module')
 def daemon(repository):
-    """The maintainer; it accounts on request, and once when it starts."""
+    """A daemon that maintains; it accounts on request, and at its start."""
     with daemons.Daemon(repository, max_connections=1200) as process:
         process.program = daemons.impatient(account=86400)
         process.start().wait_for_catalog()
@@ -60,7 +60,7 @@ def daemon(repository):
 
 @pytest.fixture
 def hasty(repository):
-    """One whose patience is short."""
+    """A daemon whose time limits are short."""
     with daemons.Daemon(
             repository, header_timeout=2, idle_timeout=3, write_timeout=3,
             max_connections=1200) as process:
@@ -148,7 +148,7 @@ def test_ranges_that_are_not_applied(daemon, content):
 
 
 def test_recipe(daemon, content):
-    """It describes the image, fingerprints and all."""
+    """The recipe describes the image, with all fingerprints."""
     body = daemon.request('GET', f'{IMAGE}/recipe').body
     magic, block, size, zeros, extents, name, scope, *cuts = (
         struct.unpack_from('<8sI4xQQQ16s16sII', body))
@@ -174,7 +174,7 @@ def test_recipe(daemon, content):
 
 
 def parse_frames(body):
-    """(image offset, bytes) of each place, and whether the end is there."""
+    """Return (image offset, bytes) of each place, and whether it is whole."""
     at, found = 0, []
     while at < len(body):
         magic, codec, _, places, plain, stored, checksum = (
@@ -214,7 +214,7 @@ def test_blocks(daemon, content, ranges):
               for b in range(offset, offset + length, BLOCK)
               if any(content[b:b + BLOCK])}
     assert wanted <= set(got)
-    # Nothing that was not asked for.
+    # No other blocks came.
     assert all(any(o <= b < o + n for o, n in ranges) for b in got)
 
 
@@ -298,7 +298,7 @@ def test_malformed_requests(daemon, request_):
 
 @pytest.mark.parametrize('path', [FRAMES, IMAGE, '/v1/none'])
 def test_a_length_in_two_ways(daemon, path):
-    """What another server took for a body must not become a request."""
+    """Bytes that another server took for a body must not become a request."""
     smuggled = raw('GET', '/healthcheck')
     with daemon.connect() as sock, sock.makefile('rb') as stream:
         sock.sendall(raw('POST', path, b'0\r\n\r\n' + smuggled,
@@ -312,7 +312,7 @@ def test_a_length_in_two_ways(daemon, path):
 
 @pytest.mark.parametrize('end', [b'XX', b'\n\n', b'\rX', b'X\r', b'00'])
 def test_chunks_that_do_not_end(daemon, end):
-    """As h11 0.14 takes them."""
+    """The daemon refuses chunk ends that h11 0.14 accepts."""
     smuggled = raw('GET', '/healthcheck')
     for cut in (0, 1, 2):
         with daemon.connect() as sock, sock.makefile('rb') as stream:
@@ -328,7 +328,7 @@ def test_chunks_that_do_not_end(daemon, end):
 
 
 def test_chunks_that_end_late(daemon):
-    """In pieces, each of which comes alone."""
+    """A request whose bytes come one by one is served."""
     with daemon.connect() as sock, sock.makefile('rb') as stream:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         request = raw('POST', FRAMES, Transfer_Encoding='chunked') + (
@@ -349,7 +349,7 @@ def test_a_length_of_many_digits(daemon, digits):
 
 
 def test_oversize_header(daemon):
-    """It is refused when it is too long, not when it ends."""
+    """The header is refused as soon as it is too long."""
     with daemon.connect() as sock, sock.makefile('rb') as stream:
         with contextlib.suppress(OSError):
             sock.sendall(b'GET / HTTP/1.1\r\nHost: x\r\nA: ' + b'a' * 70_000)
@@ -359,7 +359,7 @@ def test_oversize_header(daemon):
 
 
 def test_oversize_bodies(daemon):
-    """Refused by the announced length, or when more comes than may."""
+    """A body is refused for its announced length, or when it gets too long."""
     before = daemon.memory()
     for path, limit in ((FRAMES, 1 << 20), ('/v1/tasks/collect', 65536)):
         begin = f'POST {path} HTTP/1.1\r\nHost: x\r\n'.encode()
@@ -388,7 +388,7 @@ def test_expect_continue(daemon):
         assert read_response(stream).status == 100
         sock.sendall(b'{"ranges": []}')
         assert read_response(stream).status == 200
-        # Who announces too much is not asked to send it.
+        # A client that announces too much gets no 100.
         sock.sendall(raw('POST', FRAMES, Expect='100-continue',
                          Content_Length=1 << 30))
         assert read_response(stream).status == 413
@@ -438,7 +438,7 @@ def test_http_1_0(daemon, content):
 # -- deadlines ----------------------------------------------------------------
 
 def test_half_requests_and_drips_are_ended(hasty):
-    """A drip does not push the deadline of the header on, nor a body's."""
+    """A drip does not extend the time limit of a header or body."""
     head = raw('GET', IMAGE)
     for begin in (b'G', head[:-2], raw('POST', FRAMES, Content_Length=100)):
         with hasty.connect() as sock:
@@ -447,7 +447,7 @@ def test_half_requests_and_drips_are_ended(hasty):
             sock.settimeout(0.2)
             data = b''
             while time.monotonic() - since < 20 and not data:
-                # The answer may be there already, and the connection over.
+                # The answer may be there already, and the connection closed.
                 with contextlib.suppress(ConnectionError):
                     sock.sendall(b' ' if b'POST' in begin else b'a')
                 with contextlib.suppress(TimeoutError):
@@ -458,7 +458,7 @@ def test_half_requests_and_drips_are_ended(hasty):
 
 
 def test_a_thousand_idle_connections(daemon, content):
-    """They hold up nobody."""
+    """Idle connections do not hold up others."""
     with contextlib.ExitStack() as stack:
         for _ in range(1000):
             stack.enter_context(daemon.connect())
@@ -485,14 +485,15 @@ def test_too_many_connections(repository, content):
 
             def begins():
                 sock = stack.enter_context(daemon.connect())
-                # More comes than fits anywhere on the way.
+                # The answer is larger than all buffers on the way.
                 sock.sendall(raw('GET', IMAGE))
                 if sock.recv(12) != b'HTTP/1.1 200':
                     return False
                 busy.append(sock)
                 return True
 
-            # Connections that asked whether it is ready may not be over.
+            # Connections that polled whether the daemon is ready may still be
+            # open.
             for _ in range(3):
                 daemon.wait_for(begins)
             assert daemon.send(b'').status == 503
@@ -502,7 +503,7 @@ def test_too_many_connections(repository, content):
                 while not found.endswith(content[-777:]):
                     found += sock.recv(65536)
 
-            # It waits, when the daemon has noted the end, and gives way.
+            # Such a connection, idle for the daemon, is closed for a new one.
             take_the_rest(busy[0])
             daemon.wait_for(
                 lambda: daemon.request('GET', IMAGE).body == content)
@@ -514,7 +515,7 @@ def test_too_many_connections(repository, content):
 
 
 def test_one_peer_leaves_connections_to_others(repository):
-    """However many it opens, and whatever it does on them."""
+    """A peer with many connections leaves some to others."""
     port = ports.free_port()
 
     @contextlib.contextmanager
@@ -541,7 +542,7 @@ def test_one_peer_leaves_connections_to_others(repository):
             assert idle[0].recv(1) == b''
             assert daemon.status()['reads']['connections'] <= 10
             assert answer('127.0.0.2') == 200
-            # Of others, who have as many.
+            # Others have as many connections.
             for host in ('127.0.0.3', '127.0.0.4', '127.0.0.5'):
                 idle += [stack.enter_context(connected(host))
                          for _ in range(8)]
@@ -552,8 +553,8 @@ def test_one_peer_leaves_connections_to_others(repository):
                 stack.enter_context(connected('127.0.0.2')).sendall(b'G')
             daemon.wait_for(
                 lambda: daemon.status()['reads']['connections'] == 9)
-            daemon.status()     # which it answers after their first bytes
-            # It answers at once, and then hangs up.
+            daemon.status()     # it answers this after their first bytes
+            # The daemon answers at once, and then closes the connection.
             with connected('127.0.0.2') as sock:
                 assert read_response(sock.makefile('rb')).status == 503
             assert answer('127.0.0.3') == 200
@@ -563,7 +564,7 @@ def test_one_peer_leaves_connections_to_others(repository):
 
 @contextlib.contextmanager
 def slow_clients(daemon):
-    """A hundred that ask for the image, and take nothing."""
+    """A hundred clients that request the image, and read nothing."""
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(daemon.connect()) for _ in range(100)]
         for sock in slow:
@@ -573,11 +574,11 @@ def slow_clients(daemon):
 
 
 def test_slow_clients(daemon, content):
-    """They cost little and hold up nobody."""
+    """Slow clients take little memory and do not hold up others."""
     before = daemon.memory()
     with slow_clients(daemon):
         assert daemon.request('GET', IMAGE).body == content
-        # None was cut off for that.
+        # No client was disconnected for that.
         assert daemon.status()['reads']['connections'] > 100
         assert daemon.memory() - before < 100 * (1 << 20)
     require_alive(daemon)
@@ -585,14 +586,14 @@ def test_slow_clients(daemon, content):
 
 def test_slow_clients_are_cut_off(hasty, content):
     with slow_clients(hasty) as slow:
-        # But the one that asks.
+        # Only the status client is left.
         hasty.wait_for(lambda: hasty.status()['reads']['connections'] <= 1)
         for sock in slow:
             data = b''
             with contextlib.suppress(ConnectionResetError):
                 while piece := sock.recv(1 << 20):
                     data += piece
-            # What came is right, and cannot be taken for the whole.
+            # The bytes that came are right, and cannot be taken for the whole.
             head, _, body = data.partition(b'\r\n\r\n')
             assert len(body) < len(content) and content.startswith(body)
     require_alive(hasty)
@@ -601,14 +602,14 @@ def test_slow_clients_are_cut_off(hasty, content):
 # Long: two hundred clients wait for the end of the header timeout.
 @pytest.mark.slow
 def test_bodies_of_many_at_once(repository):
-    """All together have the memory that the option gives them."""
+    """All bodies together get the memory that the option allows."""
     mib = 1 << 20
     with daemons.Daemon(repository, max_body_memory_mib=8,
                         header_timeout=5) as daemon:
         daemon.start()
         before = daemon.memory()
         with contextlib.ExitStack() as stack:
-            # All but the last byte.
+            # The request lacks its last byte.
             request = raw('POST', FRAMES, b' ' * mib)[:-1]
             threads = stack.enter_context(
                 concurrent.futures.ThreadPoolExecutor(200))
@@ -643,11 +644,14 @@ def test_client_that_leaves(daemon):
     require_alive(daemon)
 
 
-# -- who ----------------------------------------------------------------------
+# -- users --------------------------------------------------------------------
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
 def test_wrong_user(daemon, repository):
-    """Refused by the mode; and if that is lost, before a byte is parsed."""
+    """The socket's mode refuses another user; the daemon does, too.
+
+    If the mode is lost, the daemon disconnects before it parses a byte.
+    """
     request = raw('GET', '/healthcheck')
     assert os.stat(daemon.socket).st_mode & 0o777 == 0o600
     assert daemons.connect_as(daemon.socket, 65534, request) is None
@@ -656,7 +660,7 @@ def test_wrong_user(daemon, repository):
         before = daemon.status()['reads']['requests']
         assert daemons.connect_as(daemon.socket, 65534, request) == b''
         assert daemons.connect_as(daemon.socket, 0, request) == b'HTTP/1.1 '
-        # It is counted after its answer; so is each of these.
+        # A request is counted after its answer; so is each of these.
         asked = itertools.count(before + 2)
         repositories.eventually(lambda: (
             daemon.status()['reads']['requests'] == next(asked)))
@@ -759,7 +763,7 @@ def test_long_poll_waits(daemon):
 
 
 def test_damaged_image(tmp_path):
-    """An error is told if it comes first; else the response is cut off."""
+    """Damage at the start gives an error; later it ends the response early."""
     path = repositories.create(tmp_path / 'repository', group_slots=512,
                                segment_size=4096)
     data = repositories.noise(4_000_000)
@@ -768,7 +772,7 @@ def test_damaged_image(tmp_path):
         repositories.put(opened, 'late', data)
     for number in (1, 2):
         group = repositories.Group(path, number)
-        # The first block, and one in the middle.
+        # The first block is damaged, and one in the middle.
         at = group.data.index(data[:64] if number == 1
                               else data[2_996_224 - 4096 * 2:][:64])
         group.data[at] ^= 1
@@ -778,7 +782,7 @@ def test_damaged_image(tmp_path):
         response = daemon.request('GET', '/v1/images/early')
         assert response.status == 500
         assert 'group' in response.json()['error']['message']
-        # It is known at once, and not only after the next scrub.
+        # The damage is known at once, and not only after the next scrub.
         status = daemon.status()
         assert status['damage']['images'] == ['early']
         assert status['reads']['failed'] == 1

@@ -27,7 +27,7 @@ def test_uploads_beside_the_daemon(configure, tmp_path, index):  # noqa: F811
               'index': index if index == 'lmdb' else 'filter'}
 
     def upload(image_id):
-        """As a glance-api that is started, and stopped."""
+        """Upload as a glance-api that is started, and stopped."""
         def run():
             store = configure(one={
                 'dedup_store_index': index,
@@ -56,7 +56,7 @@ def test_uploads_beside_the_daemon(configure, tmp_path, index):  # noqa: F811
 
 @pytest.mark.parametrize('index', ['lmdb', 'dtb'])
 def test_replicas_that_come(tmp_path, index):
-    """The daemon finds their blocks, also those from before its start."""
+    """The daemon finds the blocks of replicas, also from before its start."""
     home, away = (test_pull.Site(tmp_path / name) for name in ('home', 'away'))
     away.put('before', DATA)
     away.repo.close()

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs('browser')]
 
 LIMIT = 120
 HOSTILE = test_dedupd_page.HOSTILE
-#: Names that users may choose, and what is shown of them.
+#: Names that users may choose, and their form in the output.
 NAMES = {'Debian 12': 'Debian 12', 'Café ☕ 日本': 'Café ☕ 日本',
          HOSTILE: printable.printable(HOSTILE),
          '\x1b[2J\x07\nred': r'\x1b[2J\x07\nred', 'x' * 255: 'x' * 255,
@@ -41,7 +41,7 @@ browser = test_dedupd_page.browser
 
 @pytest.fixture(scope='module')
 def server(tmp_path_factory):
-    """A Glance with the store, one that a test damages, and one of files."""
+    """A Glance with three stores: ours, one that a test damages, and files."""
     place = tmp_path_factory.mktemp('glance')
     stores = {
         name: {'type': 'dedup', 'dedup_store_datadir': repositories.create(
@@ -56,7 +56,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def glance(server):
-    """Its client; no image is left for the next test."""
+    """A client of Glance; no image is left for the next test."""
     client = glance_server.Client(server.url)
     yield client
     for image in client.list():
@@ -83,7 +83,7 @@ def upload(glance, name, **options):
 
 
 def shown(daemon):
-    """The names by the ids of images."""
+    """Return the names by the ids of images."""
     return {image['image_id']: image['name']
             for image in daemon.get('/v1/images')['images']}
 
@@ -124,7 +124,7 @@ def test_names_follow_glance(daemon, glance):
 
 
 def test_glance_is_away(daemon, server, glance):
-    """Names stay, nobody is alarmed, and it is told once."""
+    """Names stay, no problem is shown, and one line is logged."""
     image_id = upload(glance, 'kept')
     daemon.wait_for(lambda: shown(daemon) == {image_id: 'kept'})
     server.stop()
@@ -146,7 +146,7 @@ def test_glance_is_away(daemon, server, glance):
 
 @pytest.mark.parametrize('daemon', ['broken'], indirect=True)
 def test_a_damaged_image_is_named(browser, daemon, glance):
-    """On the page and by the command, where it must not become an escape."""
+    """The page and the command show a damaged image's name, escaped."""
     repository = daemon.options['datadir']
     image_id = upload(glance, '\x1b[31mDebian', store='broken')
     other = upload(glance, 'torn', store='broken')
@@ -208,7 +208,7 @@ def test_a_few_new_images_need_no_list_of_all(names, glance, monkeypatch):
     second = upload(glance, 'second')
     names.run_once()
     assert (names.get(first), names.get(second)) == ('first', 'second')
-    # The first look at many would ask for a list.
+    # The first run on many images would request a list.
     monkeypatch.setattr(image_names, 'FEW', 0)
     third = upload(glance, 'third')
     names.run_once()

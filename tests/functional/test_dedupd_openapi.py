@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The daemon answers as ``openapi.yaml`` says, whatever it is asked."""
+"""The daemon answers as ``openapi.yaml`` says, whatever the request."""
 
 import contextlib
 import itertools
@@ -33,13 +33,13 @@ CHECKS = [
     checks.response_schema_conformance]
 
 
-#: Of an image that is sent.
+#: The header of an image that is sent.
 HEADER = wire.RecipeHeader(4096, 100, 0, 1, 'sha256', bytes(16),
                            'fixed').pack()
 
 
 class Relay:
-    """Brings what comes over TCP to a Unix socket, and back."""
+    """A relay between a TCP port and a Unix socket."""
 
     def __init__(self, path):
         self.path = path
@@ -73,7 +73,7 @@ def url(tmp_path_factory):
     path = volume_tools.create_repository(tmp_path_factory.mktemp('r') /
                                           'repo')
     volume_tools.create(path, 'disk', 1 << 20)
-    # Its head cannot be read.
+    # The volume's head cannot be read.
     bad = volume_tools.create(path, 'bad', 1 << 20)
     (bad / 'journal-00000001').write_bytes(b'')
     with repositories.open_repository(path) as opened:
@@ -89,7 +89,7 @@ def url(tmp_path_factory):
 
 @pytest.fixture
 def schema(request):
-    # Schemathesis puts each operation here, where pytest 9.2 has nothing.
+    # Schemathesis puts each operation here, where pytest 9.2 has no text.
     request.node._nodeid = request.node.nodeid
     return SCHEMA
 
@@ -101,13 +101,13 @@ def schema(request):
     max_examples=40, derandomize=True, deadline=None, database=None,
     suppress_health_check=list(hypothesis.HealthCheck))
 def test_answers_are_as_described(case, url):
-    # Waiting is not what is tried here, and takes long.
+    # Waiting is not tested here, and takes long.
     case.query.pop('wait', None)
     case.call_and_validate(base_url=url, checks=CHECKS, timeout=20)
 
 
 def walk(operation_id, **arguments):
-    """A case with given arguments rather than random ones."""
+    """Return a case with given arguments rather than random ones."""
     for operation in SCHEMA.get_all_operations():
         found = operation.ok()
         if found.definition.raw['operationId'] == operation_id:
@@ -159,7 +159,7 @@ def test_what_is_right_is_done(url, operation_id, arguments, status):
 
 
 def test_who_only_reads_does_not_deny_damage(tmp_path):
-    """Another daemon knows; this one says that it does not."""
+    """A reading daemon does not know damage, and answers so."""
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as opened:
         repositories.put(opened, 'image', repositories.mixture(300_000))
@@ -172,7 +172,7 @@ def test_who_only_reads_does_not_deny_damage(tmp_path):
                     base_url=relay.url, checks=CHECKS,
                     timeout=20).json()['images']
             assert shown['damaged'] is damaged
-            # The command asks the same daemon.
+            # The command requests it from the same daemon.
             done = subprocess.run(
                 [sys.executable, '-m', 'glance_dedup.cli.entry',
                  '--repository', path, '--socket', daemon.socket,
@@ -184,7 +184,7 @@ def test_who_only_reads_does_not_deny_damage(tmp_path):
 
 
 def test_every_endpoint_is_described():
-    """What the server routes, and nothing else."""
+    """The document describes all routes of the server, and no others."""
     import asyncio
 
     from dedupd.endpoints import http_api
@@ -237,7 +237,7 @@ def test_every_task_is_described(bodies):
 
 @pytest.mark.parametrize('name', registry.TASKS)
 def test_a_tasks_arguments_are_those_of_its_row(name, bodies):
-    """One or two arguments of any task, with values of any type."""
+    """The document and the task accept the same one or two arguments."""
     row = registry.TASKS[name]
 
     def is_taken(arguments):

@@ -40,8 +40,8 @@ FLAGS = ('--headless=new', '--no-sandbox', '--disable-gpu', '--no-first-run',
          '--disable-sync', '--disable-dev-shm-usage', '--lang=en')
 WIDTHS = {'desktop': 1280, 'phone': 360, 'picture': 1000}
 
-# The least contrast of all that is written, and where it is: against the
-# nearest background that is not transparent.
+# The script finds the least contrast of all visible text, and its place:
+# against the nearest background that is not transparent.
 CONTRAST = """
 const channel = (v) => (v /= 255) <= .03928 ? v / 12.92
   : ((v + .055) / 1.055) ** 2.4;
@@ -79,7 +79,7 @@ return worst;
 
 
 class Browser:
-    """Chromium with what the tests do over and over."""
+    """Chromium with helpers for the steps that tests repeat."""
 
     def __init__(self, directory):
         for program in ('chromium', 'chromedriver'):
@@ -98,7 +98,7 @@ class Browser:
         self.driver.set_script_timeout(PATIENCE)
 
     def show(self, url, width='desktop', scheme='light', motion='reduce'):
-        """Load a page, until its figures are there."""
+        """Load a page, and wait until its figures are there."""
         self.driver.get('about:blank')
         self.driver.get_log('browser')
         self.driver.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', {
@@ -130,13 +130,13 @@ class Browser:
         return self.element(id_).text.strip()
 
     def task(self, name):
-        """What is told of a task; drawn anew with each status."""
+        """Return a task's text, which is new with each status."""
         return self.script(
             f'return document.querySelector(\'[data-task="{name}"]\')'
             '.innerText')
 
     def value(self, id_):
-        """The exact figure behind what is shown; None if there is none."""
+        """Return the exact figure behind a shown one, or None."""
         value = self.element(id_).get_dom_attribute('value')
         return None if value is None else float(value)
 
@@ -144,11 +144,11 @@ class Browser:
         return self.driver.execute_script(text)
 
     def require_silence(self):
-        """Nothing was complained about on the console."""
+        """The console has no errors or warnings."""
         assert self.driver.get_log('browser') == []
 
     def picture(self, height):
-        """The page's upper part as a PNG."""
+        """Return the page's upper part as a PNG."""
         width = self.script('return window.innerWidth')
         picture = self.driver.execute_cdp_cmd('Page.captureScreenshot', {
             'format': 'png', 'captureBeyondViewport': True,
@@ -157,7 +157,7 @@ class Browser:
         return base64.b64decode(picture['data'])
 
     def keep(self, directory, name):
-        """A picture of the whole page."""
+        """Save a picture of the whole page."""
         height = self.script('return document.documentElement.scrollHeight')
         directory = pathlib.Path(
             os.environ.get('GLANCE_DEDUP_SCREENSHOTS', directory))
@@ -173,7 +173,7 @@ def browser(tmp_path_factory):
 
 
 def fill(path):
-    """Some images that have something in common, of three projects."""
+    """Store some images with common blocks, of three projects."""
     base = repositories.mixture(3 << 20, seed=1)
     with contextlib.closing(repositories.open_repository(path)) as repo:
         for number in range(10):
@@ -201,7 +201,7 @@ def daemon(tmp_path_factory):
 
 
 def size_in_words(value):
-    """Bytes as the page writes them."""
+    """Return bytes as the page writes them."""
     units = ['B', 'KiB', 'MiB', 'GiB', 'TiB']
     while value >= 999.5 and len(units) > 1:
         value /= 1024
@@ -230,7 +230,7 @@ def test_headline_is_that_of_the_api(browser, daemon):
     assert browser.text('images-note') == '9 images'
     assert browser.text('health').startswith('Healthy')
     assert 'maintainer' in browser.text('health')
-    # The parts of the bar are the whole.
+    # The parts of the bar add up to the whole.
     widths = browser.script(
         "return [...document.querySelectorAll('#split span')]"
         '.map((s) => parseFloat(s.style.width))')
@@ -273,7 +273,8 @@ def test_savings(browser, daemon):
     rows = {name: float(row.find_element(CSS, 'data').get_dom_attribute(
         'value')) for name, row in found.items()}
     assert rows == saved
-    # As ``image show`` has it: of the bytes that are not zeros.
+    # The percentage is that of ``image show``: of the bytes that are not
+    # zeros.
     for image in images:
         shown = re.search(r'saved, (-?[\d.]+)\s%',
                           found[image['image_id']].text)
@@ -351,7 +352,7 @@ def test_tasks_reads_and_filter(browser, daemon):
 
 def test_it_polls(browser, daemon):
     browser.show(daemon.url)
-    # What the second finds is not what the first found.
+    # The second run must find other figures than the first.
     daemon.perform('collect', dry_run=True)
     browser.wait_for(lambda: 'could be freed' in browser.task('collect'))
     freed = daemon.perform('collect')['freed_blocks']
@@ -373,7 +374,7 @@ def test_names_are_only_text(browser, daemon):
 
 
 def test_policy_stops_what_is_injected(browser, daemon):
-    """The second line of defence; so it is tried without the first."""
+    """The policy, the second line of defence, also works without the first."""
     browser.show(daemon.url)
     browser.script("""
         const script = document.createElement('script');
@@ -418,7 +419,7 @@ def test_readable(browser, daemon, tmp_path, width, scheme):
     browser.keep(tmp_path, f'page-{width}-{scheme}')
     assert browser.script(
         'return document.documentElement.scrollWidth') <= WIDTHS[width]
-    # Nor is anything cut off at the side.
+    # Nor is any text cut off at the side.
     beyond = browser.script("""
         return [...document.querySelectorAll('body *:not(.skip)')]
           .filter((e) => !e.closest('details') && e.getClientRects().length
@@ -451,8 +452,8 @@ def test_accessible(browser, daemon):
             || e.getAttribute('aria-labelledby')))
           .map((e) => e.outerHTML.slice(0, 100));""")
     assert nameless == []
-    # Everything that can be pointed at can be reached by the keyboard, in
-    # the order in which it is shown, and shows that it was.
+    # Every element that reacts to the pointer can be reached by the keyboard,
+    # in the order in which it is shown, and shows its focus.
     body = browser.driver.switch_to.active_element
     reached = []
     for _ in range(12):
@@ -506,7 +507,7 @@ def test_empty_repository(browser, tmp_path):
 
 
 def test_other_hosts(browser, tmp_path):
-    """What a cache holds, and where images go, is shown where they do."""
+    """A cache's page shows the images that it holds, and its storing host."""
     path = repositories.create(tmp_path / 'repository', group_slots=64)
     with dedupd_watched.running(
             path, default='mode = cache',
@@ -527,7 +528,7 @@ def test_other_hosts(browser, tmp_path):
 
 @pytest.mark.needs('nbdkit')
 def test_volumes(browser, tmp_path):
-    """One that is served, one that nobody uses, and one that is broken."""
+    """The page shows a volume in use, an idle one, and a broken one."""
     path = volume_tools.create_repository(tmp_path / 'repository')
     for name in ('disk', 'idle', 'bad'):
         volume_tools.create(path, name, 4 << 20)
@@ -563,7 +564,7 @@ def test_volumes(browser, tmp_path):
 
 
 def test_cold_groups(browser, tmp_path, server, faults, proxy):
-    """What moved, what was read, and what the object store did not give."""
+    """The page shows moved groups, reads, and the object store's failures."""
     cold = cold_repositories.ColdRepository(
         tmp_path / 'repository', server, proxy.url)
     cold.put('image', repositories.noise(cold_repositories.GROUP + 5000, 1))
@@ -582,7 +583,8 @@ def test_cold_groups(browser, tmp_path, server, faults, proxy):
         assert figures['gets'] and (
             f'{figures["gets"]} requests, 4.' in browser.text('reads'))
         assert 'did not give\n0' in browser.text('reads')
-        # Nothing was saved: what is not on the disk is in an object.
+        # There are no savings: bytes that are not on the disk are in an
+        # object.
         space = it.status()['space']
         assert space['object_bytes'] > cold_repositories.GROUP
         assert space['saved_percent'] <= 0
@@ -639,7 +641,7 @@ def test_daemon_goes_and_comes_back(browser, tmp_path):
         browser.wait_for(
             lambda: browser.text('health').startswith('Healthy'))
         assert browser.text('notices') == ''
-        # That the daemon was away is all that the console tells.
+        # The console has only the errors of the time without a daemon.
         assert all('ERR_CONNECTION_REFUSED' in entry['message']
                    for entry in browser.driver.get_log('browser'))
 
@@ -677,7 +679,7 @@ def test_progress_and_damage(browser, tmp_path):
         browser.wait_for(
             lambda: '(damaged)' in browser.text('images'))
         browser.keep(tmp_path, 'page-damage')
-        # A scrub that finds nothing new does not say that all is well.
+        # A scrub that finds no new damage does not report that all is well.
         for full in (False, True):
             assert it.perform('scrub', full=full)['damaged'] == (
                 damage['blocks'])
@@ -690,7 +692,7 @@ def test_progress_and_damage(browser, tmp_path):
 
 
 def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
-    """Also while the next runs, and whatever else its file has."""
+    """The last whole pass stays shown while the next runs, after restarts."""
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     with contextlib.closing(repositories.open_repository(path)) as repo:
         repositories.put(repo, 'image', repositories.noise(4 << 20, 1))
@@ -706,7 +708,7 @@ def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
         assert 'Ended ' in shown and 'whole pass' not in shown
         assert it.request('POST', '/v1/tasks/scrub',
                           b'{"full": true}').status == 202
-        # It is interrupted by the end of the daemon, and goes on.
+        # The end of the daemon interrupts the pass, which is later continued.
         for restart in (False, True):
             if restart:
                 it.stop()
@@ -733,7 +735,7 @@ def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
     {'bytes': -1, 'damaged': [], 'unreadable': 5, 'healed': {}}],
     ids=['empty', 'hostile', 'wrong'])
 def test_a_whole_pass_that_is_none(browser, tmp_path, result):
-    """Somebody else may have written the file."""
+    """The page survives a history file that another program wrote."""
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     run = {'number': 0, 'started': 1e9, 'finished': 1e9, 'seconds': 1,
            'arguments': {}, 'result': result, 'error': None}
@@ -751,7 +753,10 @@ def test_a_whole_pass_that_is_none(browser, tmp_path, result):
 
 
 def test_unreadable_group(browser, tmp_path):
-    """No block of it is known to be damaged; but its images are."""
+    """The images of an unreadable group are shown as damaged.
+
+    No block of the group is known to be damaged.
+    """
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     with contextlib.closing(repositories.open_repository(path)) as repo:
         repositories.put(repo, 'broken', repositories.noise(1 << 20, 2))
@@ -764,7 +769,7 @@ def test_unreadable_group(browser, tmp_path):
         it.perform('scrub', full=True)
         browser.show(it.url)
         assert 'unreadable' in browser.task('scrub')
-        # There is an image, and an error.
+        # The page shows an image, and an error.
         assert browser.text('sharing-note') != 'No images yet.'
         assert browser.text('images') != 'No images yet.'
         assert 'cannot be read' in browser.text('errors')
@@ -776,7 +781,7 @@ def test_unreadable_group(browser, tmp_path):
 
 
 def test_no_filter(browser, tmp_path):
-    """Somebody else has its directory: duplicates are missed."""
+    """The page shows that the filter's directory is taken by a file."""
     path = repositories.create(tmp_path / 'repository')
     place = tmp_path / 'shm'
     place.write_text('no directory')
@@ -793,7 +798,7 @@ def test_no_filter(browser, tmp_path):
 
 
 def test_an_image_that_is_not_counted_yet(browser, tmp_path):
-    """The sums are of none; but there is one."""
+    """An image that is not counted yet is shown."""
     path = repositories.create(tmp_path / 'repository')
     with dedupd_watched.running(path) as it:
         it.perform('account')

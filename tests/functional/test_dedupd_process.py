@@ -46,10 +46,10 @@ def repository(tmp_path, content):
 # -- start --------------------------------------------------------------------
 
 def test_serves_before_the_catalog_is_there(tmp_path, content, repository):
-    """Start to serving does not wait for a catalog that is made anew."""
+    """The daemon serves reads before its catalog has been rebuilt."""
     with daemons.Daemon(repository) as daemon:
-        # Whoever opens the recipes one by one would hang on the FIFO; the
-        # daemon opens what it serves, and no more.
+        # A process that opened the recipes one by one would hang on the FIFO;
+        # the daemon only opens the image that it serves.
         daemon.start()
         assert daemon.request('GET', IMAGE).body == content
         daemon.wait_for_catalog()
@@ -58,7 +58,7 @@ def test_serves_before_the_catalog_is_there(tmp_path, content, repository):
 
 
 def heaps_of_threads(pid):
-    """glibc's: reserved 64 MiB at multiples of that, in part accessible."""
+    """Count glibc's heaps: 64 MiB reserved at multiples of that."""
     reserved, found, last = 64 << 20, 0, (0, 0)
     with open(f'/proc/{pid}/maps') as maps:
         for line in maps:
@@ -72,7 +72,7 @@ def heaps_of_threads(pid):
 
 
 def test_threads_have_no_heaps_of_their_own(repository, content):
-    """What each has freed would stay its own: more than the cache's budget."""
+    """Threads have no heaps of their own, which would keep freed memory."""
     def read():
         for _ in range(5):
             assert daemon.request('GET', IMAGE).body == content
@@ -89,7 +89,7 @@ def test_threads_have_no_heaps_of_their_own(repository, content):
 
 
 def test_start_takes_little_time(repository):
-    """Counts the processor's time from exec to the answer."""
+    """The start takes less than two seconds of the processor."""
     with daemons.Daemon(repository) as daemon:
         daemon.environment = {'GLANCE_DEDUP_TEST_EXEC': '1'}
         daemon.start()
@@ -118,8 +118,8 @@ def test_start_takes_little_time(repository):
 def test_bad_options_end_it_with_a_sentence(repository, options, words):
     with daemons.Daemon(repository, **options) as daemon:
         daemon.start(wait=False)
-        # 1: systemd starts it again, since that may help. Files of
-        # certificates may be just being replaced.
+        # 1: systemd starts it again, since that may help. Certificate files
+        # may be just being replaced.
         passes = 'No such file' in words or 'no directory' in words or (
             'tls_key' in options)
         assert daemon.process.wait(LIMIT) == (1 if passes else 2)
@@ -183,7 +183,10 @@ def test_sigterm_lets_downloads_finish(repository, content):
 
 @pytest.mark.slow
 def test_sigterm_ends_in_time_whatever_hangs(repository):
-    """A client that takes nothing, a half request, a long poll."""
+    """The daemon ends in time despite clients that hang.
+
+    They are a client that reads nothing, a half request, and a long poll.
+    """
     with daemons.Daemon(repository, header_timeout=600,
                         write_timeout=600) as daemon:
         daemon.start()
@@ -198,13 +201,13 @@ def test_sigterm_ends_in_time_whatever_hangs(repository):
             since = time.monotonic()
             assert daemon.stop() == 0
             assert time.monotonic() - since > 7
-            # It was told how things stand, and not for a minute.
+            # The long poll got an answer, long before its minute was over.
             assert read_response(socks[2].makefile('rb')).status == 200
         assert '2 connections are cut off' in daemon.text()
 
 
 def test_sigterm_while_a_task_runs(tmp_path):
-    """It stops after its step, and leaves a clean repository."""
+    """The task stops after its step, and leaves a clean repository."""
     path = repositories.create(tmp_path / 'repository', group_slots=64,
                                segment_size=4096)
     with repositories.open_repository(path) as opened:
@@ -223,7 +226,7 @@ def test_sigterm_while_a_task_runs(tmp_path):
 # -- all of it ----------------------------------------------------------------
 
 def test_space_of_a_deleted_image_comes_back(tmp_path):
-    """By request, and without being asked for."""
+    """A deleted image's space comes back by request, and by schedule."""
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     data = repositories.noise(4_000_000)
     with repositories.open_repository(path) as opened, (
@@ -272,7 +275,7 @@ def test_sighup(repository):
         assert os.stat(daemon.socket).st_mode & 0o777 == 0o666
         with daemon.connect() as sock:
             assert sock.recv(1) == b''
-        # What is wrong changes nothing.
+        # Wrong options change nothing.
         refused = 0
         for name, value in (('socket_users', 'no-such-user'),
                             ('header_timeout', 'x'), ('cache_mib', '-1'),
@@ -282,7 +285,7 @@ def test_sighup(repository):
             refused += 1
             daemon.wait_for(lambda: daemon.text().count(
                 'Some options stay as they were') == refused)
-            # A client that sends nothing for a second is cut off.
+            # A client that sends nothing for a second is disconnected.
             daemon.wait_for(lambda: daemon.request(
                 'GET', '/healthcheck').status == 200)
             daemon.options.pop(name)
@@ -312,7 +315,7 @@ def test_sighup_changes_the_pace_of_the_task_that_runs(tmp_path):
 # -- two ----------------------------------------------------------------------
 
 def test_two_daemons(repository, content):
-    """One is the maintainer; the other serves reads, and takes over."""
+    """One daemon is the maintainer; the other serves reads, and takes over."""
     with daemons.Daemon(repository) as first, (
             daemons.Daemon(repository)) as second:
         first.start().wait_for_catalog()
@@ -343,7 +346,7 @@ def test_systemd_is_told(repository):
         sock.bind(path)
         sock.settimeout(LIMIT)
         daemon.environment = {'NOTIFY_SOCKET': path, 'WATCHDOG_USEC': '400000'}
-        # The daemon waits while it has sent ten messages that nobody took.
+        # The daemon waits while ten of its messages have not been read.
         daemon.start(wait=False)
         assert sock.recv(100) == b'READY=1'
         assert sock.recv(100) == b'WATCHDOG=1'
@@ -368,7 +371,7 @@ def test_the_unit_is_valid():
 # -- TLS and tokens -----------------------------------------------------------
 
 class Glance:
-    """What of Glance the daemon asks, on a real port."""
+    """The part of Glance that the daemon requests, on a real port."""
 
     def __init__(self, content):
         self.asked = []
@@ -415,7 +418,7 @@ def glance(content):
 
 @pytest.fixture
 def remote(tmp_path, repository, glance):
-    """A daemon that serves others over TLS, and how to ask it."""
+    """A daemon that serves others over TLS, with its certificates."""
     authority = certificates.Authority(tmp_path)
     operators = certificates.Authority(tmp_path, 'operators')
     port = ports.free_port()
@@ -430,7 +433,7 @@ def remote(tmp_path, repository, glance):
 
 
 def ask(daemon, data, certificate=None, authority=None):
-    """A response over TLS; not to HEAD."""
+    """Return a response over TLS; not to HEAD."""
     context = ssl.create_default_context(
         cafile=authority or daemon.authority.path)
     if certificate is not None:
@@ -450,7 +453,7 @@ def test_operators_read_everything_over_tls(remote, content):
         200)
     assert ask(remote, raw('POST', f'{IMAGE}/blocks', b'{"ranges": []}'),
                certificate).status == 200
-    # Reads are all there is.
+    # Clients over TLS can only read.
     for method, path in (
             ('GET', '/v1/status'), ('GET', '/'), ('GET', '/metrics'),
             ('GET', '/v1/images'), ('POST', '/v1/tasks/collect'),
@@ -509,7 +512,7 @@ def test_tokens(remote, glance, content):
         assert response.status == status, token
         assert (response.body == content) == (status == 200)
     assert glance.asked[0] == ('good', '/v2/images/image/file', 'bytes=0-0')
-    # What was allowed is remembered, per image; what was not is not.
+    # A permission is remembered, per image; a refusal is not.
     before = len(glance.asked)
     glance.status[('good', 'image')] = 403
     assert ask(remote, raw('GET', f'{IMAGE}/recipe', X_Auth_Token='good')
@@ -517,7 +520,7 @@ def test_tokens(remote, glance, content):
     assert len(glance.asked) == before
     glance.status[('poor', 'image')] = 206
     assert ask(remote, raw('GET', IMAGE, X_Auth_Token='poor')).status == 200
-    # Ids that are none, or dangerous in a URL, are not asked about.
+    # The daemon sends Glance no id that is invalid, or dangerous in a URL.
     before = len(glance.asked)
     for image_id in ('..%2f..', 'a%3fb', 'a%0d%0ab'):
         assert ask(remote, raw('GET', f'/v1/images/{image_id}',
@@ -560,7 +563,7 @@ def test_new_certificates_on_sighup(remote, tmp_path):
 
 
 class TestRevocation:
-    """An operator whose certificate is revoked is none."""
+    """A client with a revoked certificate is no operator."""
 
     @pytest.fixture
     def revoked(self, remote):
@@ -572,9 +575,9 @@ class TestRevocation:
 
     @contextlib.contextmanager
     def connected(self, remote, certificate):
-        """Gives what asks for the image on one connection.
+        """Yield a function that requests the image on one connection.
 
-        That returns the status, or None if the connection is over.
+        The function returns the status, or None if the connection is over.
         """
         context = ssl.create_default_context(cafile=remote.authority.path)
         context.load_cert_chain(certificate)
@@ -627,7 +630,7 @@ class TestRevocation:
             assert remote.operators.revoke(revoked) == crl
             if not at_once:
                 time.sleep(3)
-            # Who keeps the rights connects anew, too.
+            # Clients that keep the rights have to connect again, too.
             assert get() in (401, None) and other() in (401, None)
             assert get() is None and other() is None
         self.need(remote, revoked, None)
@@ -667,7 +670,8 @@ class TestRevocation:
         remote.write_config(tls_client_crl=crl)
         remote.stop()
         remote.start()
-        # Another authority is none because it stands there.
+        # Another authority's file at this place revokes nothing, and is
+        # refused.
         strange = certificates.Authority(remote.operators.directory, 'strange')
         for content in (b'nonsense', b'', strange.path.read_bytes()):
             crl.write_bytes(content)
@@ -692,7 +696,7 @@ class TestRevocation:
 
 
 def test_what_is_no_tls(remote):
-    """Plain text, silence and noise are ended and harm nobody."""
+    """Plain text, silence and noise are ended and harm no other client."""
     operator = remote.operators.issue('operator')
     remote.write_config(header_timeout=2)
     remote.stop()
@@ -704,7 +708,7 @@ def test_what_is_no_tls(remote):
                 ('127.0.0.1', remote.port), LIMIT))
             sock.sendall(data)
             socks.append(sock)
-        # Operators, too, are cut off if their handshake is slow.
+        # Operators, too, are disconnected if their handshake is slow.
         remote.wait_for(lambda: ask(
             remote, raw('GET', IMAGE), operator).status == 200)
         for sock in socks:
@@ -738,12 +742,12 @@ def test_status_listener_only_shows(repository):
                              ('POST', f'{IMAGE}/mark-lost')):
             assert get(method, path).status == 404
         assert json.loads(get('GET', '/v1/status').body)['daemon']['ready']
-        # A name that leads here without being ours.
+        # Such a name leads here without being ours.
         for host, status in (('localhost', 200), (f'[::1]:{port}', 200),
                              ('', 200), (f'evil.example:{port}', 421),
                              ('localhost.evil.example', 421), ('[', 421)):
             assert get('GET', '/v1/images', host).status == status, host
-        # A refusal reaches also who sends on without looking.
+        # A refusal also reaches a client that sends on without reading.
         with socket.socket() as sock:
             sock.settimeout(LIMIT)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)

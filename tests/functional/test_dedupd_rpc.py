@@ -19,7 +19,7 @@ from tests.support import repositories
 
 pytestmark = pytest.mark.slow
 
-# Seconds within which what must happen has happened.
+# The limit in seconds for an event that must happen.
 PATIENCE = 60
 
 MESSAGING = """
@@ -69,7 +69,7 @@ def daemon(repository, broker):
 
 @pytest.fixture(scope='module', autouse=True)
 def options():
-    """The global ones, which oslo.messaging wants, as they are by default."""
+    """Return oslo.messaging's global options, with their default values."""
     cfg.CONF([], default_config_files=[], default_config_dirs=[])
     yield
     cfg.CONF.reset()
@@ -94,7 +94,7 @@ def client(broker, **options):
 
 
 def own(reply):
-    """Without what RPC adds; which must be right."""
+    """Return a reply without the fields that RPC adds, which must be right."""
     reply = dict(reply)
     assert reply.pop('host') == socket.gethostname()
     assert len(reply.pop('repository_id')) == 32
@@ -103,7 +103,7 @@ def own(reply):
 
 # -- calls --------------------------------------------------------------------
 
-# Long: it is the file's first, and waits for RabbitMQ.
+# Long: this is the file's first test, and waits for RabbitMQ.
 def test_answers_as_http_does(daemon, broker):
     daemon.perform('account')
     with client(broker) as remote:
@@ -155,7 +155,7 @@ def test_history_since(daemon, broker):
 
 
 class TestErrors:
-    """What a call gets that cannot be carried out."""
+    """The answers to calls that cannot be carried out."""
 
     @pytest.fixture(scope='class')
     @classmethod
@@ -214,7 +214,8 @@ class TestErrors:
             with pytest.raises(error) as caught:
                 remote._call(method, **arguments)
             if issubclass(error, rpc.RPCError):
-                # A sentence, without a traceback or a path of the program.
+                # The error is a sentence, without a traceback or a path of the
+                # program.
                 assert caught.value.message
                 assert 'Traceback' not in caught.value.message
             assert own(remote.images())
@@ -257,7 +258,7 @@ def test_a_reader_says_that_it_is_one(broker, repository):
 
 @contextlib.contextmanager
 def notifications(broker):
-    """A queue of what is published from now on."""
+    """A queue of the notifications that are published from now on."""
     heard = queue.Queue()
 
     class Endpoint:
@@ -304,7 +305,7 @@ def test_tasks_are_announced(daemon, broker, repository):
 
         daemon.perform('account')
         daemon.perform('merge', dry_run=True)
-        # Nothing of accounting in between.
+        # Accounting has sent no notification in between.
         assert heard.get(timeout=PATIENCE)[2:] == (
             'dedup.merge.start',
             {'repository_id': its, 'arguments': {'dry_run': True}})
@@ -313,12 +314,12 @@ def test_tasks_are_announced(daemon, broker, repository):
 
 def test_glance_is_listened_to(daemon, broker, repository, request):
     def requested(task):
-        # Those on schedule have no number.
+        # Scheduled runs have no number.
         return daemon.get(f'/v1/tasks/{task}')['finished']
 
     with contextlib.closing(repositories.open_repository(repository)) as repo:
         repo.delete('first')
-    # As Glance itself does.
+    # This is as Glance itself does.
     cfg.CONF.set_override('control_exchange', 'glance')
     request.addfinalizer(lambda: cfg.CONF.clear_override('control_exchange'))
     with transport(broker, oslo_messaging.get_notification_transport) as it:
@@ -334,14 +335,14 @@ def test_glance_is_listened_to(daemon, broker, repository, request):
         assert not requested('account')
         glance.info({}, 'image.upload', {'id': 'third'})
         daemon.wait_for(lambda: requested('account'), PATIENCE)
-    # What is not for it does not reach it.
+    # Messages for others do not reach the daemon.
     assert ' ERROR ' not in daemon.text()
 
 
 # -- the broker ---------------------------------------------------------------
 
 def test_nothing_of_messaging_without_a_broker(repository, broker):
-    """The real process tells what it imports."""
+    """A process without a broker imports no messaging module."""
     for default, wanted in (('', False),
                             (f'transport_url = {broker.url}', True)):
         with dedupd_watched.Daemon(repository, default=default) as it:
@@ -357,7 +358,7 @@ def test_nothing_of_messaging_without_a_broker(repository, broker):
         assert 'dedupd.schedule.maintainer_thread' in imported
         for module in ('oslo_messaging', 'kombu', 'amqp'):
             assert (module in imported) is wanted, module
-        # Not in any case: this is a process of real threads.
+        # It is imported in neither case: this is a process of real threads.
         assert 'oslo_service.backend._eventlet' not in imported
 
 
@@ -380,7 +381,7 @@ def test_broker_away_at_start(tmp_path, repository):
         daemon.wait_for(lambda: answers(it), PATIENCE)
         with notifications(it) as heard:
             daemon.perform('collect', dry_run=True)
-            # Those of the first run may come now, too.
+            # Notifications of the first run may come now, too.
             while (told := heard.get(timeout=PATIENCE))[3].get(
                     'arguments') != {'dry_run': True}:
                 assert told[2] in ('dedup.collect.start', 'dedup.collect.end')
@@ -395,7 +396,7 @@ def test_broker_goes_and_comes_back(tmp_path, repository):
         daemon.wait_for(lambda: answers(it), PATIENCE)
         it.stop()
         for _ in range(3):
-            # Their notifications wait for the broker; the tasks do not.
+            # Notifications wait for the broker; the tasks do not.
             daemon.perform('collect')
         assert len(daemon.get('/v1/images')['images']) == 2
         it.start()

@@ -5,10 +5,10 @@
 The soak: two Glances, daemons, clients, processes that use the repository by
 themselves, and operators' commands; see ``soak_run.py``. It runs with
 ``--long``, for GLANCE_DEDUP_SOAK_SECONDS, 1500 without it (an hour: 3600).
-GLANCE_DEDUP_SOAK_SEED chooses what is random; the moments at which processes
-get their turn are not.
+GLANCE_DEDUP_SOAK_SEED determines the random choices; the moments at which
+processes get their turn are not determined.
 
-And a maintainer that is killed between any two of its system calls.
+The other test kills a maintainer between any two of its system calls.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 1500))
 ROUND = 12              # seconds
-#: What has to have been killed before a test ends.
+#: The kinds of processes that must have been killed before a test ends.
 KILLED = ('worker', 'client', 'daemon', 'glance', 'glance worker')
 LIMIT = 60
 
@@ -47,7 +47,7 @@ def witness(tmp_path_factory):
 
 
 class Scene:
-    """A repository in which a maintainer has some of everything to do."""
+    """A repository in which a maintainer has some of every kind of work."""
 
     MAINTAIN = ['maintain', 60, 30]
 
@@ -72,16 +72,17 @@ class Scene:
                 if i > 7 and i % 4 == 3:
                     self.put(other, f'again-{i}', whole[:5000])
                     continue
-                # Nothing of the second group is left, and little of the first.
+                # The second group gets no live block, and the first only a
+                # few.
                 if i > 7 and i % 4 != 0:
-                    # Every other block goes on being used.
+                    # Every other block stays in use.
                     self.put(repo, f'part-{i}', b''.join(
                         whole[at:at + maintenance.BLOCK] for at in
                         range(0, len(whole), 2 * maintenance.BLOCK)))
                 self.delete(repo, f'whole-{i}')
             self.delete(other, 'there')
         self.deleted = content(0, 1)
-        # It ends without an end of its transactions.
+        # The process ends without ending its transactions.
         witness.run(path, [['hold', 'never', 98, 7000], ['abort', 'never', 99,
                                                          7000]])
 
@@ -94,20 +95,20 @@ class Scene:
         del self.contents[image_id]
 
     def copy(self, directory):
-        """The repository's path in a copy, with all links."""
+        """Return the repository's path in a copy, with all links."""
         subprocess.run(['cp', '-a', str(self.directory), str(directory)],
                        check=True, timeout=LIMIT)
         return directory / 'repository'
 
     def count(self, path):
-        """How many calls change something; and what comes out."""
+        """Return the number of calls that change files, and the outcome."""
         run = self.witness.run(path, [self.MAINTAIN])
         assert run.status == 0 and not run.outcomes[0]['error'], run.outcomes
         return sum(c.result is None and c.name in watched_process.MUTATING
                    for c in run.calls), run.outcomes[0]
 
     def kill_at(self, path, number):
-        """Have it killed before its n-th such call; what that was."""
+        """Kill the maintainer before its n-th such call; return that call."""
         left = itertools.count(number, -1)
 
         def hook(call):
@@ -120,7 +121,7 @@ class Scene:
         return run.calls[-1]
 
     def judge(self, path):
-        """What the next ones make of it."""
+        """Require that later processes find a clean, exact repository."""
         repositories.require_clean(path)
         contents = dict(self.contents)
         with repositories.open_repository(path) as repo:
@@ -142,7 +143,7 @@ def kill_at_each(scene, tmp_path, choose):
     path = scene.copy(tmp_path / 'whole')
     calls, outcome = scene.count(path)
     scene.judge(path)
-    # There was some of everything.
+    # There was some of every kind of work.
     assert outcome['account']['uncounted'] and outcome['account']['removed']
     assert outcome['merge']['images'], outcome
     for name in ('freed_blocks', 'punched', 'rewritten', 'evacuated',

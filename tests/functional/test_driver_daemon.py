@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store with a real dedupd, which dies when it likes."""
+"""The store with a real dedupd, which is killed at various moments."""
 
 import contextlib
 import random
@@ -81,7 +81,7 @@ def test_reads_through_it(store, daemon, direct):
 
 
 def test_it_is_killed_in_the_middle(store, daemon, direct):
-    """kill -9, after each piece in turn; not a byte is wrong."""
+    """No byte is wrong if the daemon is killed after any of its pieces."""
     data = repositories.mixture(6 * PIECE + 12345)
     url = add(data)[0]
     for kill_after in range(7):
@@ -96,7 +96,7 @@ def test_it_is_killed_in_the_middle(store, daemon, direct):
         assert size == len(data)
         assert found == data
         if kill_after < 5:
-            # From its memory nothing is taken any more (M3).
+            # No bytes are taken from its memory any more (M3).
             assert direct[0][0] >= (kill_after + 1) * PIECE
             assert direct[0][0] % PIECE == 0
             assert sum(length for _, length in direct) == (
@@ -139,7 +139,7 @@ def test_it_hangs_in_the_middle(store, daemon, direct, monkeypatch):
         found += b''.join(pieces)
         assert found == data
         assert direct
-        # And the next one does not even ask.
+        # The next download sends the daemon no request.
         with monkeypatch.context() as patch:
             patch.setattr(store._daemon._client, 'open_image',
                           lambda *args, **kwargs: pytest.fail('it asked'))
@@ -160,7 +160,7 @@ def stopped(daemon):
 
 
 def test_another_repository(configure, tmp_path, direct):
-    """It has an image of that id, but it is another one."""
+    """The store does not use the image of that id in another repository."""
     path = tmp_path / 'd' / 'socket'
     configure(one={'dedup_store_dedupd_socket': str(path)}, two={})
     url = add(b'one' * MIB)[0]
@@ -186,7 +186,7 @@ def test_deleted_and_stored_anew(store, daemon, direct):
 
 
 def test_it_ends_in_order(store, daemon):
-    """SIGTERM: downloads that run may finish."""
+    """After SIGTERM, running downloads may finish."""
     data = repositories.mixture(5 * PIECE)
     url = add(data)[0]
     download, _ = glance_store.get(url, 'one')

@@ -46,7 +46,8 @@ def command(tmp_path_factory):
                    '--filter-dir', str(place / 'filter')]
         for line in ('repository create', f'image put a {__file__}',
                      'task collect'):
-            # Not in this process, whose log they would quieten.
+            # This is another process, since it would turn down this process's
+            # log.
             subprocess.run(
                 [sys.executable, '-m', 'glance_dedup.cli.entry', *command,
                  *line.split()], check=True, capture_output=True, timeout=60,
@@ -77,7 +78,7 @@ def test_commands_say_what_the_system_says(command, capfd, line):
 
 
 def test_a_maintainer_blames_nobody(tmp_path):
-    """It is still the maintainer, and can say so if the disk works again."""
+    """Errors of the disk do not end the maintainer's role."""
     with disks.mounted(tmp_path, 'xfs') as root:
         path = repositories.create(root / 'repository')
         with (repositories.open_repository(path) as repo,
@@ -101,7 +102,7 @@ def test_a_maintainer_blames_nobody(tmp_path):
 
 
 def test_a_lock_whose_file_cannot_be_asked_for(tmp_path):
-    """That is no sign of another maintainer."""
+    """A failed lock request is no sign of another maintainer."""
     with disks.mounted(tmp_path, 'xfs') as root:
         path = repositories.create(root / 'repository')
         with repositories.open_repository(path) as repo:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole tasks under faults of the system: see
-:mod:`tests.functional.task_faults`.
+"""Whole tasks under faults of the system; see ``task_faults.py``.
 
 By default a few calls of each task fail, chosen by ``GLANCE_DEDUP_SEED`` (1).
 A failure prints its case; ``GLANCE_DEDUP_FAULT='TASK KIND:NTH:ERROR:OFTEN'``
@@ -40,7 +39,7 @@ def faults(tmp_path_factory):
 
 
 def in_child(code, *arguments, **options):
-    """LevelDB, used in this process, would have its children hang."""
+    """Run code in a new process, since LevelDB would hang children of this."""
     return subprocess.run(
         [sys.executable, '-c', code, *map(str, arguments)], cwd=TOP, text=True,
         capture_output=True, timeout=100, **options)
@@ -76,15 +75,16 @@ def attempt(faults, template, tmp_path):
 
 
 def errors_for(kind):
-    """Short counts are of reads and writes."""
+    """Return the errors for a kind; only reads and writes can be short."""
     return [error for error in ERRORS
             if error or kind in ('read', 'write', 'any')]
 
 
 def makes_sense(fault):
-    """What a signal interrupts is repeated, so not for ever.
+    """Return false for endless faults that the engine waits for.
 
-    Nor is a file leased for ever: it would be waited for, a minute each.
+    The engine repeats interrupted calls, and waits a minute for each leased
+    file.
     """
     return not (fault.forever and (
         fault.error == errno.EINTR
@@ -114,7 +114,7 @@ def test_one_case(attempt):
 @pytest.mark.long
 @pytest.mark.parametrize('task', task_faults.TASKS)
 def test_every_call_fails_once(attempt, task):
-    """With each error in turn."""
+    """A task survives a failure of any one call, with varying errors."""
     for nth in range(1, attempt(task, Fault())['calls'] + 1):
         attempt(task, Fault('any', nth, ERRORS[nth % len(ERRORS)]))
 
@@ -122,7 +122,10 @@ def test_every_call_fails_once(attempt, task):
 @pytest.mark.long
 @pytest.mark.parametrize('task', task_faults.TASKS)
 def test_calls_fail_for_ever(attempt, task):
-    """Of each kind: from the first one on, from the last, and from another."""
+    """A task survives if all calls of a kind fail from some call on.
+
+    That is the first call, the last, or a random one.
+    """
     rng = random.Random(f'{SEED} {task} for ever')
     for kind in task_faults.KINDS:
         calls = attempt(task, Fault(kind))['calls']
@@ -178,7 +181,7 @@ with repositories.open_repository(path, codec='none', threads=2) as repo:
     pytest.param('RLIMIT_NOFILE', 1, marks=pytest.mark.slow),
     pytest.param('RLIMIT_AS', 1 << 20, marks=pytest.mark.slow)])
 def test_limits(template, tmp_path, which, most):
-    """Short of descriptors, or of memory: an error, and life goes on."""
+    """A shortage of descriptors or memory is an error, and no more."""
     assert hasattr(resource, which)
     shutil.copytree(template, tmp_path / 'case')
     done = in_child(_LIMITED, tmp_path / 'case' / 'repository', which, most)

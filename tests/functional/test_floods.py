@@ -2,11 +2,11 @@
 
 """One client that floods a listener does not hold up the others.
 
-Against a real process with every listener that there is. A flood is one
-connection on which everything is sent without a pause, so that the daemon
-never has to wait for it. It goes on until it is ended. Meanwhile others must
-be answered, on each listener; how often is counted, so that a slow machine
-changes nothing.
+The tests use a real process with every kind of listener. A flood is one
+connection on which bytes are sent without a pause, so that the daemon never
+has to wait for it. It lasts until the test ends it. Meanwhile the daemon must
+answer others, on each listener; the answers are counted, so that a slow
+machine changes nothing.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ from tests.support import nbd
 from tests.support import ports
 from tests.support import repositories
 
-#: Answers that others must get while a flood goes on. Where a flood holds
-#: them up they get one or two.
+#: Answers that others must get during a flood. If a flood holds them up they
+#: get one or two.
 ANSWERS = 20
-#: Floods of which one must have let others be answered so often.
+#: The number of floods; during one of them others must get so many answers.
 TRIES = 3
 #: Seconds that a flood may take.
 LIMIT = 120
@@ -42,7 +42,7 @@ CHUNKED = {'Transfer_Encoding': 'chunked'}
 
 
 class Glance(http.server.BaseHTTPRequestHandler):
-    """Reads each request's body, and says yes."""
+    """A server that reads each request's body, and answers 200."""
 
     protocol_version = 'HTTP/1.1'
 
@@ -71,7 +71,7 @@ def glance():
 
 @pytest.fixture(scope='module')
 def daemon(tmp_path_factory, glance):
-    """One with every listener."""
+    """A daemon with every listener."""
     place = tmp_path_factory.mktemp('floods')
     path = repositories.create(place / 'repository', group_slots=512)
     with repositories.open_repository(path) as opened:
@@ -100,7 +100,7 @@ def tcp(daemon, option):
 
 
 def connect(daemon, listener):
-    """A socket to a listener of HTTP."""
+    """Return a socket to a listener of HTTP."""
     if listener == 'unix':
         return daemon.connect()
     if listener == 'tls':
@@ -111,12 +111,12 @@ def connect(daemon, listener):
 
 
 def local(request):
-    """The same request, by a name that loopback addresses listen to."""
+    """Return the request with a host name that loopback listeners accept."""
     return request.replace(b'Host: x', b'Host: localhost')
 
 
 def ask(daemon, listener):
-    """Whether an innocent client is answered on a listener."""
+    """Return true if another client gets an answer from a listener."""
     if listener == 'nbd':
         with nbd.Session(daemon.options['nbd_socket']) as session:
             return bool(session.haggle().option(nbd.LIST))
@@ -155,26 +155,26 @@ class Records:
 
 
 def requests(daemon, listener):
-    """Pipelined requests."""
+    """Return a flood of pipelined requests."""
     path = '/v1/images/image' if listener == 'tls' else '/healthcheck'
     return connect(daemon, listener), b'', local(raw('GET', path)) * 1000
 
 
 def chunks(daemon, listener):
-    """A body of the smallest chunks that there are."""
+    """Return a flood with a body of the smallest possible chunks."""
     begin = (raw('PUT', '/v2/images/x/file', **CHUNKED)
              if listener == 'cache' else raw('POST', BLOCKS, **CHUNKED))
     return connect(daemon, listener), local(begin), b'1\r\n \r\n' * 10_000
 
 
 def records(daemon, listener):
-    """A body of the smallest TLS records that there are."""
+    """Return a flood with a body of the smallest possible TLS records."""
     return Records(daemon), raw(
         'POST', BLOCKS, Content_Length=1 << 20), bytes(10_000)
 
 
 def options(daemon, listener):
-    """Options of NBD."""
+    """Return a session's socket and an option of NBD."""
     session = nbd.Session(daemon.options['nbd_socket']).haggle()
     return session.socket, b'IHAVEOPT' + struct.pack('>II', 99, 0)
 
@@ -185,7 +185,7 @@ def unknown_options(daemon, listener):
 
 
 def flushes(daemon, listener):
-    """Requests of NBD that need nothing to be read."""
+    """Return a flood of NBD requests that read no data."""
     session = nbd.Session(daemon.options['nbd_socket'])
     session.go(b'image')
     return session.socket, b'', struct.pack(
@@ -194,9 +194,10 @@ def flushes(daemon, listener):
 
 @contextlib.contextmanager
 def flooding(sock, begin, again):
-    """Send without end, and take all that comes, in threads.
+    """Send without end, and receive all that comes, in threads.
 
-    Gives what is true as long as that goes on, and for LIMIT at most.
+    Yields a function that returns true as long as that goes on, and for LIMIT
+    at most.
     """
     ended = threading.Event()
     deadline = time.monotonic() + LIMIT
@@ -235,7 +236,7 @@ def flooding(sock, begin, again):
     ('cache', chunks), ('nbd', unknown_options), ('nbd', flushes)],
     ids=lambda value: getattr(value, '__name__', value))
 def test_others_are_answered(daemon, listener, flood):
-    """While one connection floods; its end may come early, by a limit."""
+    """Others get answers during a flood, which a limit may end early."""
     others = ('unix', 'status', 'cache', 'nbd', 'tls')
     for other in others:
         assert ask(daemon, other)
@@ -252,14 +253,14 @@ def test_others_are_answered(daemon, listener, flood):
 
 
 def end(address):
-    """Send an empty datagram, which ends a thread that takes them."""
+    """Send an empty datagram, which ends the thread that receives them."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.settimeout(LIMIT)
         sock.sendto(b'', address)
 
 
 def test_the_watchdog_is_fed(daemon):
-    """Nobody restarts a daemon since one client sends without a pause."""
+    """The watchdog gets its messages during a client's endless flood."""
     with contextlib.ExitStack() as stack:
         address = str(daemon.directory / 'notify')
         heard = stack.enter_context(socket.socket(
@@ -272,8 +273,8 @@ def test_the_watchdog_is_fed(daemon):
             while sign := heard.recv(99):
                 signs.append(sign)
 
-        # From the start on: few signs that nobody has read fit, and the
-        # daemon waits until the next one does.
+        # The thread receives from the start on: few messages fit unread, and
+        # the daemon waits until the next one does.
         taking = threading.Thread(target=take, daemon=True)
         taking.start()
         stack.callback(taking.join, LIMIT)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A host's filter follows what other hosts store, on a shared directory.
+"""A host's filter follows the blocks that other hosts store.
 
 On the model of a shared file system, the hosts' caches last as long as any
-test: what a host is told of others, it was told because it asked.
+test: a host knows of other hosts' changes only what it requested.
 """
 
 import copy
@@ -43,7 +43,7 @@ def both(two_hosts):
 
 
 def looked_after(repo, moment):
-    """Wait until the host has looked at the groups after this moment."""
+    """Wait until the host has scanned the groups after this moment."""
     def did():
         looked = repo.statistics()['filter_refresh_age_seconds']
         return looked is not None and time.monotonic() - looked > moment
@@ -51,13 +51,13 @@ def looked_after(repo, moment):
 
 
 def make_complete(*repos):
-    """Have the filter of each host know all that is stored."""
+    """Have the filter of each host know all stored blocks."""
     for number, repo in enumerate(repos):
         repositories.put(repo, f'small-{number}', b'x')
         assert repo.statistics()['filter_complete']
 
 
-# Long: a real file system starts, and the daemon looks every five seconds.
+# Long: a real file system starts, and the daemon scans every five seconds.
 def test_daemon_of_another_host_looks(both):
     """Acceptance: less than 1 % of an image is new to the second host."""
     data = repositories.noise(3 * IMAGE)
@@ -93,7 +93,7 @@ def test_upload_looks_where_no_daemon_does(both, monkeypatch):
 
 
 def test_groups_that_two_hosts_append_to(both, monkeypatch):
-    """Each learns what the other puts behind its own blocks."""
+    """Each host finds the blocks that the other puts behind its own."""
     monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
     data = [repositories.noise(20 * BLOCK, n) for n in range(12)]
     with opened(*both) as repos:
@@ -109,7 +109,7 @@ def test_groups_that_two_hosts_append_to(both, monkeypatch):
 # -- a release's images, on four hosts ----------------------------------------
 
 def images_of_a_release(count, rng):
-    """Images that age: each has of the release what it did not change."""
+    """Yield images that age: each has the unchanged blocks of the release."""
     release = [rng.randbytes(BLOCK) for _ in range(1024)]
     for _ in range(count):
         image = list(release)
@@ -121,7 +121,7 @@ def images_of_a_release(count, rng):
 
 
 def require_savings(four):
-    """The images come in turn, each after the interval of looking."""
+    """Store the images in turn; enough of their duplicates must be found."""
     distinct, total, new = set(), 0, 0
     with opened(*four) as repos:
         make_complete(*repos)
@@ -148,7 +148,7 @@ def test_four_hosts_find_what_one_would(tmp_path, monkeypatch):
 
 
 def test_four_filters_on_two_mounts(both, monkeypatch):
-    """The same on real file systems, where two hosts share each mount."""
+    """The same holds on real file systems; two hosts share each mount."""
     monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
     require_savings([*both, *map(with_another_filter, both)])
 
@@ -159,7 +159,7 @@ def with_another_filter(host):
     return other
 
 
-# -- a look that is interrupted -----------------------------------------------
+# -- a scan that is interrupted -----------------------------------------------
 
 FOLLOWER = """
 import sys
@@ -172,7 +172,7 @@ with repositories.open_repository(sys.argv[1], filter_dir=sys.argv[2]) as repo:
 
 
 def test_killed_while_it_follows(both):
-    """What a killed process did not read, the next one reads."""
+    """The next process reads the groups that a killed process did not."""
     if kinds.kind_of(both[1]) == 'ceph':
         pytest.skip('ceph-fuse 16 may show what it had read before a sync '
                     '(shared.rst); test-filesystem finds this')

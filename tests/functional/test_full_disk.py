@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A disk that is full: of images, and of what other programs write.
+"""A disk that is full of images, and of other programs' files.
 
-Storing stops at the reserve. Where somebody else has taken the last block, or
-the last inode, images can still be read, checked, deleted, counted and
+Storing stops at the reserve. Where another program has taken the last block,
+or the last inode, images can still be read, checked, deleted, counted and
 collected, after which there is room again.
 """
 
@@ -57,7 +57,7 @@ def test_a_cache_without_room(tmp_path, kind, what):
 
 
 def command(path, *arguments):
-    """The command line; its status, output and errors."""
+    """Run the command line; return its status, output and errors."""
     done = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository', path,
          *arguments], cwd=daemons.ROOT, capture_output=True, text=True,
@@ -67,7 +67,7 @@ def command(path, *arguments):
 
 
 def test_the_reserve(tmp_path):
-    """Storing leaves it, to a page or two; and it is enough to collect."""
+    """Storing leaves the reserve, which is enough for a collection."""
     with disks.mounted(tmp_path, 'ext4') as root:
         path = repositories.create(root / 'repository', group_slots=512)
         with repositories.open_repository(
@@ -81,18 +81,19 @@ def test_the_reserve(tmp_path):
                     repositories.put(repo, f'image-{n}',
                                      repositories.noise(MIB, n))
             assert n > 20, caught.value
-            # What was given up was given back; and all of it was asked for.
+            # The failed upload's room is free again, and can be requested in
+            # full.
             assert repo.room()[0] >= kept
             with pytest.raises(exceptions.NoSpaceError):
                 repo.require_room(repo.room()[0] - kept + 1)
             repo.require_room(repo.room()[0] - kept)
-            # Somebody else takes half of it.
+            # Another program takes half of the reserve.
             filling = root / 'filling'
             with open(filling, 'wb') as f:
                 os.posix_fallocate(f.fileno(), 0,
                                    repo.room()[0] - kept // 2)
             assert repo.room()[0] < kept
-            # With 0 nothing is kept.
+            # With 0 there is no reserve.
             with repositories.open_repository(
                     path, reserve_mib=0,
                     filter_dir=str(tmp_path / 'filter')) as other:
@@ -141,7 +142,7 @@ def test_a_daemon_and_the_command_line_without_room(tmp_path):
             assert status == 3 and 'are kept for deleting' in errors
             daemon.wait_for(lambda: below_reserve(daemon.status()['space']))
             daemon.stop()
-            # It can be started, and ends well, on such a disk too.
+            # The daemon starts and ends well on such a disk, too.
             daemon.start()
             ready(daemon)
             assert daemon.request(

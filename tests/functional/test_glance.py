@@ -35,7 +35,7 @@ def noise(length, seed=1):
 
 
 def blob(length, seed=1):
-    """Something like a disk image: noise, repetition, zeros."""
+    """Return bytes like a disk image's: noise, repetition, zeros."""
     rng = random.Random(seed)
     data = bytearray()
     while len(data) < length:
@@ -94,9 +94,9 @@ def client(server):
 
 
 class Client(glance_server.Client):
-    """Repeats what SQLite refuses, as it takes one writer at a time.
+    """Repeats requests that SQLite refused, as it takes one writer at a time.
 
-    But no upload: it is not known how far it came.
+    Uploads are not repeated: it is not known how far they came.
     """
 
     def request(self, method, path, body=None, headers=None, chunked=False,
@@ -126,7 +126,7 @@ class Client(glance_server.Client):
 
 @pytest.fixture
 def new(client):
-    """A function that creates image records; they are deleted at the end."""
+    """Yields a function that creates image records, deleted at the end."""
     made = []
 
     def _new(**properties):
@@ -155,7 +155,7 @@ def stored(server, name='one'):
 
 
 def spooled(server, name='one'):
-    """Uploads under way: a committed recipe has a second name."""
+    """Return the uploads under way: a committed recipe has a second name."""
     return [entry.name
             for entry in os.scandir(store_path(server, name) / 'spool')
             if entry.name.startswith('T-') and entry.stat().st_nlink == 1]
@@ -168,7 +168,7 @@ def until(condition, seconds=20):
         time.sleep(0.05)
 
 
-# -- What goes right -------------------------------------------------------
+# -- Successes -------------------------------------------------------------
 
 
 @pytest.mark.parametrize('known', [True, False], ids=['known', 'unknown'])
@@ -275,13 +275,13 @@ def test_duplicates_cost_no_space(server, client, new, tmp_path):
         assert found.stat(second).new_bytes < len(data) // 10
 
 
-# Long: it goes on for fifteen seconds.
+# Long: it lasts fifteen seconds.
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_many_clients_and_processes_at_once(server, client):
-    """Uploads, downloads and deletes, with every byte compared.
+    """Concurrent uploads, downloads and deletes; every byte is compared.
 
-    They go on for a while, and on a slow machine until enough were done.
+    They last for a while, and on a slow machine until enough were done.
     """
     seconds, most, errors = 15, 240, []
     images = {}  # id: content
@@ -354,7 +354,7 @@ def test_many_clients_and_processes_at_once(server, client):
     for thread in threads:
         thread.join()
     assert not errors
-    # All that failed was the database.
+    # All failures were the database's.
     with open(server.log, 'rb') as log:
         log.seek(logged)
         assert b'glance_dedup' not in log.read()
@@ -367,7 +367,7 @@ def test_many_clients_and_processes_at_once(server, client):
     assert not spooled(server) and not spooled(server, 'two')
 
 
-# -- What goes wrong -------------------------------------------------------
+# -- Failures --------------------------------------------------------------
 
 
 def start_upload(server, image_id, length, first):
@@ -422,7 +422,7 @@ def test_a_second_upload_of_an_image(client, new):
 
 
 def test_an_id_that_is_taken_in_the_store(server, client, new, tmp_path):
-    """Glance knows nothing of it: an orphan, which nobody may overwrite."""
+    """No upload overwrites an orphan, an image that Glance does not know."""
     image_id = new()
     with opened(server, 'one', tmp_path) as found:
         found.put(image_id, io.BytesIO(b'orphan'))
@@ -449,7 +449,7 @@ def test_a_disk_that_is_full(server, client, new, small_disk):
         assert client.show(too_big)['status'] == 'queued'
         assert too_big not in stored(server, 'small')
         assert not spooled(server, 'small')
-    # What is there is still there, and can be deleted.
+    # The first image is still there, and can be deleted.
     assert client.download(there) == kept
     client.delete(there)
     assert there not in stored(server, 'small')
@@ -481,7 +481,7 @@ def test_deleting_on_a_disk_without_a_free_byte(server, client, new,
 
 
 def test_a_disk_whose_reserve_is_reached(server, client, new, small_disk):
-    """Refused before anything is stored; emptied; stored again."""
+    """An upload is refused before it stores a block, until there is space."""
     if small_disk is None:
         pytest.skip('mounting a tmpfs needs root')
     there, refused = new(), new()
@@ -515,7 +515,7 @@ def test_a_disk_whose_reserve_is_reached(server, client, new, small_disk):
 
 
 def test_killed_workers(server, client, new):
-    """kill -9 in the middle of an upload; then the same id again."""
+    """The same id can be uploaded again after kill -9 amid an upload."""
     data = blob(20 * MIB, 12)
     image_id = new()
     sock = start_upload(server, image_id, len(data), data[:15 * MIB])
@@ -555,7 +555,7 @@ def frail_image(server, client, new, length, seed):
 
 
 def damage(groups, content):
-    """Change one byte of where the groups hold some content."""
+    """Change one byte of the content that a group holds."""
     for path in groups.iterdir():
         raw = path.read_bytes()
         place = raw.find(content)
@@ -572,7 +572,7 @@ def test_damage_at_the_start_is_503(server, client, new):
                                                   3 * MIB, 13)
     assert client.download(image_id) == data
     damage(groups, data[8192:8192 + 512])
-    for _ in range(4):  # whichever process answers
+    for _ in range(4):  # any of the processes may answer
         client.request('GET', f'/v2/images/{image_id}/file', expect=(503,))
         client.request('GET', f'/v2/images/{image_id}/file', expect=(503,),
                        headers={'Range': 'bytes=9000-9001'})
@@ -592,7 +592,7 @@ def test_damage_further_on_cuts_the_download_off(server, client, new):
                 if len(got) < len(data):
                     raise http.client.IncompleteRead(b'')
         assert len(got) <= place and data.startswith(got)
-    # What is whole can be had.
+    # Intact parts can be read.
     assert client.download(image_id, 0, MIB) == data[:MIB + 1]
 
 
@@ -606,7 +606,7 @@ def location_of(client, image_id):
 
 
 def test_locations_that_nobody_signed(client, new):
-    """A member who may set locations still cannot make one."""
+    """A member who may set locations still cannot make a valid one."""
     victim, other = new(), new()
     client.upload(victim, b'secret', store='one')
     client.upload(other, b'other', store='two')
@@ -654,15 +654,16 @@ def test_a_store_that_was_renamed(client, server, new):
 
 
 def test_stores_detail_is_broken_in_glance(client):
-    """Glance's own fault, with any store it does not know.
+    """This is Glance's own fault, with any store it does not know.
 
-    When this fails, Glance has been mended: take it out of the documents.
+    If this test fails, Glance has been repaired: remove the fault from the
+    documents.
     """
     client.request('GET', '/v2/info/stores/detail', expect=(500,))
 
 
 def test_workers_that_uwsgi_forked_from_the_loaded_application(tmp_path):
-    """Each upload was answered 503, or, with a time limit, hung."""
+    """Workers that uWSGI forked store and read images."""
     stores = {
         name: {'type': 'dedup', 'dedup_store_datadir': tmp_path / name,
                'dedup_store_filter_dir': tmp_path / 'filter', **more}
@@ -680,6 +681,6 @@ def test_workers_that_uwsgi_forked_from_the_loaded_application(tmp_path):
                     {'Content-Type': 'application/octet-stream',
                      'X-Image-Meta-Store': store}, expect=(204,))
                 assert client.download(image_id) == data
-        # Glance's workers would wait at their end for a thread that only the
-        # process has from which they were forked.
+        # At their end Glance's workers would wait for a thread that exists
+        # only in the process from which they were forked.
         server.kill()

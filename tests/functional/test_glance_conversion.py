@@ -2,8 +2,9 @@
 
 """Glance's import plugin ``image_conversion`` in front of the store.
 
-In a compressed qcow2 image no block is like any other's. Glance can make a raw
-one of it on its way in; ``contributor/measurements/space.rst`` says how.
+A compressed qcow2 image has no block equal to another image's. Glance can
+convert it to raw on its way in; ``contributor/measurements/space.rst`` says
+how.
 """
 
 import json
@@ -23,7 +24,7 @@ IMPORT_TIMEOUT = 120  # seconds
 
 
 def _text(length, seed):
-    """What compresses, and never repeats a block of 4 KiB."""
+    """Return text that compresses, and never repeats a block of 4 KiB."""
     rng = random.Random(seed)
     words = [bytes(rng.choices(b'abcdefghijklmnop', k=7)) for _ in range(500)]
     return b' '.join(rng.choices(words, k=length // 8 + 1))[:length]
@@ -42,7 +43,7 @@ def client(directory):
     options = {
         'image_import_opts': {'image_import_plugins': '[image_conversion]'},
         'image_conversion': {'output_format': 'raw'},
-        # uWSGI has sys.executable name the Python without the environment.
+        # uWSGI sets sys.executable to the Python without the environment.
         'wsgi': {'python_interpreter': sys.executable}}
     with glance_server.ProjectServer(directory / 'server', {'dedup': store},
                                      options=options) as server:
@@ -56,7 +57,7 @@ def raw():
 
 @pytest.fixture(scope='module')
 def compressed(directory, raw):
-    """The same image, as a compressed qcow2."""
+    """Return the same image, as a compressed qcow2."""
     plain, qcow2 = directory / 'image.raw', directory / 'image.qcow2'
     plain.write_bytes(raw)
     subprocess.run(['qemu-img', 'convert', '-c', '-f', 'raw', '-O', 'qcow2',
@@ -80,7 +81,7 @@ def _import(client, image_id, content):
         {'Content-Type': 'application/json'})
     deadline = time.monotonic() + IMPORT_TIMEOUT
     while (image := client.show(image_id))['status'] != 'active':
-        # One whose import failed is queued again.
+        # An image whose import failed is queued again.
         assert image['status'] in ('uploading', 'importing'), image
         assert time.monotonic() < deadline, image
         time.sleep(0.1)

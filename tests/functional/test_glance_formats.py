@@ -2,10 +2,10 @@
 
 """Disk formats in the real Glance, in our store and in a file store.
 
-Glance inspects an image while the store reads it, and refuses one that is not
-of the format that it was said to have, or not safe.  What it sees depends on
-how the store reads.  So each image goes into both stores, every way that there
-is: both must answer alike, and give back the same bytes.
+Glance inspects an image while the store reads it, and refuses an image that is
+not of its declared format, or not safe. What Glance sees depends on how the
+store reads. So each image goes into both stores, in every possible way: both
+must answer alike, and give back the same bytes.
 """
 
 import functools
@@ -54,10 +54,11 @@ CREATED = {
     'vmdk-many-flat': ('vmdk', 'subformat=twoGbMaxExtentFlat', 'vmdk'),
     'luks': ('luks', 'key-secret=key,iter-time=10', 'luks'),
 }
-#: By name: what is made here, and Glance's name for it.
+#: Glance's names of the formats that these tests write, by name.
 WRITTEN = {'iso': 'iso', 'gpt': 'gpt', 'descriptor': 'vmdk'}
-#: What Glance refuses: the file of a fixed VHD ends with its name, and that of
-#: a VMDK in several files has none of the data; the others are not safe.
+#: Images that Glance refuses: the file of a fixed VHD ends with its name, and
+#: that of a VMDK in several files has none of the data; the others are not
+#: safe.
 REFUSED = {'qcow', 'qed', 'vhd-fixed', 'vmdk-flat', 'vmdk-many-sparse',
            'vmdk-many-flat', 'descriptor'}
 
@@ -67,7 +68,7 @@ ACCEPTED = pytest.mark.parametrize(
 
 
 def written(name, disk):
-    """An image that qemu-img does not make."""
+    """Make an image in a format that qemu-img does not write."""
     image = bytearray(disk)
     if name == 'descriptor':
         return (b'# Disk DescriptorFile\ncreateType="monolithicSparse"\n'
@@ -103,7 +104,7 @@ def convert(path, qemu_format, options, name):
 
 @pytest.fixture(scope='module')
 def images(tmp_path_factory):
-    """A directory with all of them."""
+    """A directory with all of the images."""
     path = tmp_path_factory.mktemp('images')
     disk = bytearray(random.Random(1).randbytes(DISK))
     disk[2 * MIB:4 * MIB] = bytes(2 * MIB)
@@ -117,10 +118,10 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def web(images):
-    """Serves them; its port."""
+    """Serve the images over HTTP; yields the port."""
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
-            """Nothing."""
+            """Log nothing."""
 
     with http.server.ThreadingHTTPServer(
             ('127.0.0.1', 0),
@@ -156,7 +157,7 @@ def client(tmp_path_factory, web):
 
 
 class Stored:
-    """An image in a store, and what Glance says about it."""
+    """An image in a store, and Glance's record of it."""
 
     def __init__(self, client, name):
         self.client = client
@@ -165,7 +166,7 @@ class Stored:
                                     or CREATED[name][2]))['id']
 
     def import_(self, store, method, **parameters):
-        """Import; whether it went well.
+        """Import the image; return true if that succeeded.
 
         Glance's task is a writer of its own, and ends, or is forgotten, where
         SQLite has another.
@@ -185,7 +186,7 @@ class Stored:
         return False
 
     def answer(self):
-        """What does not depend on the store."""
+        """Return the properties that do not depend on the store."""
         shown = self.client.show(self.image_id)
         return {key: shown[key] for key in (
             'size', 'virtual_size', 'disk_format', 'checksum',
@@ -203,7 +204,7 @@ class Stored:
 
 
 def check(images, path, refused=False):
-    """Of one content: Glance says the same of all of them."""
+    """Glance shows the same properties of all images of one content."""
     for image in images:
         if refused:
             assert image.status() != 'active'
@@ -230,7 +231,7 @@ def test_upload(client, images, name):
 
 
 def imported(client, images, web, name, store, method):
-    """An image that was imported; a refused one is tried once only."""
+    """Return an image that was imported; a refused one is tried only once."""
     for _ in range(1 if name in REFUSED else ATTEMPTS):
         image = Stored(client, name)
         parameters = {}
@@ -260,7 +261,7 @@ def test_import(client, images, web, name, method):
 
 @ACCEPTED
 def test_copy(client, images, name):
-    """From each store to the other, and then out of the first."""
+    """An image can be copied between the stores, and deleted in the first."""
     made = []
     for first, second in (('dedup', 'file'), ('file', 'dedup')):
         for _ in range(ATTEMPTS):

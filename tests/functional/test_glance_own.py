@@ -2,11 +2,11 @@
 
 """Glance's own functional tests, with the dedup store swapped in.
 
-``glance_own.json`` lists those that use a store and pass with Glance's file
-store; they must pass with ours and use it.  A run with ``--long`` and with
-GLANCE_DEDUP_RECORD set writes the list anew.  What fails with the file store,
-too, is not in it: such tests look up names in the DNS, or need what is not
-installed here.
+``glance_own.json`` lists the tests that use a store and pass with Glance's
+file store; they must pass with ours and use it. A run with ``--long`` and with
+GLANCE_DEDUP_RECORD set writes the list again. Tests that fail with the file
+store, too, are not in it: they look up names in the DNS, or need programs that
+are not installed here.
 
 A run with ``--long`` runs every functional test of Glance with both stores,
 side by side, and compares.
@@ -35,7 +35,7 @@ EXCLUDED = {
 
 
 class Run:
-    """One process that runs some of Glance's tests."""
+    """A process that runs some of Glance's tests."""
 
     def __init__(self, path, driver, names, seconds):
         path.mkdir()
@@ -56,7 +56,7 @@ class Run:
                      'TMPDIR': str(path)})
 
     def wait(self):
-        """The results by name: (outcome, touched a store, words)."""
+        """Return the results by name: (outcome, touched a store, words)."""
         try:
             self.process.wait(self.seconds)
         finally:
@@ -82,7 +82,7 @@ def run(path, driver, names, processes=2, seconds=900):
 
 
 def differences(expected, found):
-    """What passes with the file store and does not with ours."""
+    """Return the tests that pass with the file store and not with ours."""
     lines = []
     for name in sorted(expected):
         outcome, touched, words = found.get(name, ('missing', False, ''))
@@ -116,7 +116,7 @@ def test_all_of_them(tmp_path):
     if os.environ.get('GLANCE_DEDUP_RECORD'):
         LIST.write_text(json.dumps(sorted(use_a_store), indent=0) + '\n')
     problems = differences(use_a_store, dedup)
-    # Those that use no store must not notice it either.
+    # The other tests must not notice the store either.
     for name, (outcome, touched, _words) in file.items():
         if outcome == 'ok' and not touched:
             if (dedup[name][0] == 'ok') == (name in EXCLUDED):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Projects, through Glance itself: what they share, and what they may delete.
+"""Projects in Glance: the blocks that they share, and their deletions.
 
-Who asks is said by the headers that Keystone's middleware would set.
+Headers name the user, as Keystone's middleware would set them.
 """
 
 import json
@@ -88,13 +88,13 @@ def test_projects_together(place, alice, bob):
     first, second = (who.store(data, 'shared') for who in (alice, bob))
     assert stat(place, 'shared', first).new_bytes == len(data)
     assert stat(place, 'shared', second).new_bytes == 0
-    # The one's deletion is nothing to the other.
+    # Deleting one does not affect the other.
     alice.delete(first)
     assert bob.download(second) == data
 
 
 def test_nobody_is_told_what_was_new(place, alice, bob):
-    """What Glance shows is the same for what was there and what was not."""
+    """Glance shows the same for data that was there and for new data."""
     data = noise(MIB, 2)
     shown = []
     alice.store(data, 'shared')
@@ -117,7 +117,7 @@ def attach(client, image_id, url, **options):
 
 
 def test_a_copied_location(place, alice, bob):
-    """Whoever has it can read by it, but not delete."""
+    """A user with a copied location can read the image, but not delete it."""
     data = noise(MIB, 4)
     image_id = alice.store(data)
     url = alice.show(image_id)['locations'][0]['url']
@@ -131,9 +131,9 @@ def test_a_copied_location(place, alice, bob):
 
 
 def test_an_administrators_upload(place, alice, admin):
-    """It is of the project that acted: Glance does not say whose image.
+    """The image is the uploading project's: Glance sends no owner.
 
-    While locations are shown, its owner could be anybody.
+    While locations are shown, its owner could be any project.
     """
     image_id = alice.create(name='image')['id']
     admin.upload(image_id, noise(MIB, 5), store='private')
@@ -145,7 +145,7 @@ def test_an_administrators_upload(place, alice, admin):
 
 
 def test_where_locations_are_not_shown(server, place, alice, bob, admin):
-    """Nobody can attach a location, so an owner may delete."""
+    """Users cannot attach locations, so an owner may delete."""
     data = noise(MIB, 6)
     images = [alice.create(name='image')['id'] for _ in range(2)]
     for image_id in images:
@@ -157,7 +157,7 @@ def test_where_locations_are_not_shown(server, place, alice, bob, admin):
     try:
         assert 'locations' not in alice.show(images[0])
         copy = bob.create(name='copy')['id']
-        # Not even one that was seen before.
+        # Not even a location that was seen before can be attached.
         attach(bob, copy, url, expect=(403,))
         bob.request('POST', f'/v2/images/{copy}/locations',
                     json.dumps({'url': url}),

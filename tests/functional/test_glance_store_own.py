@@ -2,8 +2,8 @@
 
 """glance_store's own functional tests, over a repository.
 
-Their base class wants a cloud, and a configuration by ``default_store``, which
-has a fixed list of choices; what it tests is run as it stands.
+Their base class needs a cloud, and a configuration by ``default_store``, which
+has a fixed list of choices; its tests run unchanged.
 """
 
 import contextlib

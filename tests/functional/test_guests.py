@@ -19,7 +19,8 @@ STORM_LIMIT = test_hosts_storm.ROUNDS * test_hosts_storm.ROUND_LIMIT
 HERE = pathlib.Path(__file__).resolve().parent
 FILES = ['test_hosts.py', 'test_following.py', 'test_hosts_merging.py',
          'test_trial.py', 'test_helpers.py']
-#: In the guest's memory: other tests change this machine's /tmp meanwhile.
+#: It is in the guest's memory: other tests change this machine's /tmp
+#: meanwhile.
 TEMPORARY = '/run/tests'
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(LIMIT + 120),
@@ -52,7 +53,7 @@ def run_in_the_guest(shared, name, chosen, limit, *options):
 
 @pytest.mark.parametrize('name', FILES)
 def test_in_the_guest(shared, name):
-    """Without the 50 kills, in which NFS-Ganesha 4.3 crashed."""
+    """The tests pass, but for 50 kills, in which NFS-Ganesha 4.3 crashed."""
     run_in_the_guest(shared, name, 'not 50', LIMIT)
 
 

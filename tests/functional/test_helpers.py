@@ -42,7 +42,7 @@ KILLS = 50
 OPTIONS = {'recompress_codec': 'zstd', 'recompress_level': 3,
            'recompress_rate_mib': 0, 'scrub_rate_mib': 0}
 ZSTD = 2
-#: A busy machine is never idle, which recompression waits for.
+#: The program does not wait for an idle machine before it recompresses.
 PROGRAM = """
 import itertools, sys
 from dedupd import daemon
@@ -65,7 +65,7 @@ sys.exit(daemon.main())
 
 
 def text(groups, seed):
-    """As much as fills so many groups, and can be compressed to half."""
+    """Return bytes that fill so many groups, and can be compressed to half."""
     return repositories.noise(
         groups * SLOTS * BLOCK // 2, seed).hex().encode()
 
@@ -91,7 +91,7 @@ def two_daemons(paths, **options):
 @pytest.fixture(params=['one host', pytest.param(
     'two hosts', marks=pytest.mark.slow)])
 def paths(request, tmp_path):
-    """The repository, as each of two daemons sees it."""
+    """The repository's path, for each of two daemons."""
     if request.param == 'one host':
         path = maintenance.create(tmp_path)
         yield path, path
@@ -101,7 +101,7 @@ def paths(request, tmp_path):
 
 
 def paths_on(hosts):
-    """A repository, as each of two hosts sees it, with its filter apart."""
+    """Make a repository, and return its path on each host."""
     maintenance.create(hosts[0].root)
     paths = [host.directory / 'repository' for host in hosts]
     for path, host in zip(paths, hosts):
@@ -110,10 +110,10 @@ def paths_on(hosts):
 
 
 def all_compressed(path, groups):
-    """Whether each of these groups has been compressed again.
+    """Return true if each of these groups has been compressed again.
 
-    This stops at the first that has not: on a real shared file system, a look
-    at all of them may take seconds.
+    This stops at the first that has not: on a real shared file system, reading
+    all of them may take seconds.
     """
     with (repositories.open_repository(path) as repo,
           contextlib.closing(_engine.Maintenance(repo.handle())) as engine):
@@ -129,7 +129,7 @@ def wait_for(condition, limit=LIMIT):
 
 
 def recompressed(daemon):
-    """How many groups a daemon made smaller, by its log."""
+    """Return the number of groups that a daemon made smaller, by its log."""
     return sum(map(int, re.findall(
         r'recompress: groups=(\d+)', daemon.text())))
 
@@ -189,26 +189,26 @@ def test_a_helping_scrub_is_reported_by_the_maintainer(paths):
         for daemon in (one, other):
             daemon.write_config(scrub_interval=1)
             daemon.process.send_signal(signal.SIGHUP)
-        # The accounting, each minute, is asked for here.
+        # The accounting, which runs each minute, is requested here.
         wait_for(lambda: one.run('account') and len(
             other.status()['tasks']['scrub'].get('last') or ()) > 0
             and one.status()['damage']['blocks'] == len(range(1, GROUPS, 4)))
         assert one.status()['damage']['images'] == ['noise']
-        # Otherwise this would have tested nothing.
+        # Otherwise this test would have tested nothing.
         notes = json.loads(
             (pathlib.Path(paths[0]) / 'helpers/1.json').read_bytes())
         assert 2 <= len(notes['found']) < len(range(1, GROUPS, 4)) - 1
 
 
 def merged(daemon, key):
-    """A sum over a daemon's mergings, by its log."""
+    """Return a sum over a daemon's merge runs, by its log."""
     return sum(map(int, re.findall(
         rf'merge: .*\b{key}=(\d+)', daemon.text())))
 
 
-# Long: it goes on until both daemons have merged, with many images.
+# Long: it lasts until both daemons have merged, with many images.
 def test_two_daemons_merge(paths):
-    """Both write runs, both merge shards; only one takes in the pairs."""
+    """Both write runs and merge shards; only the maintainer takes pairs."""
     with two_daemons(paths, recompress_codec='none') as (one, other):
         assert one.run('merge')['last']['error'] is None
         for daemon in (one, other):
@@ -238,7 +238,7 @@ def test_two_daemons_merge(paths):
             assert 'exact index' not in daemon.text()
             assert 'Traceback' not in daemon.text()
     path = pathlib.Path(paths[0])
-    # A shard that was merged stays until somebody tidies up.
+    # A shard that was merged stays until a later run removes it.
     assert list((path / 'index').glob('shard-*'))
     soak_run.require_no_locks(path)
     with repositories.open_repository(path) as repo:
@@ -258,7 +258,7 @@ def test_a_helper_becomes_the_maintainer(paths):
 @pytest.mark.parametrize('kills', [4, pytest.param(
     KILLS, marks=pytest.mark.long)])
 def test_killed_at_random(tmp_path, kills):
-    """Either daemon, amid uploads and deletes; nothing is lost or leaks."""
+    """Killing either daemon amid uploads and deletes loses no block."""
     path = maintenance.create(tmp_path)
     kill_at_random((path, path), kills)
 
@@ -277,7 +277,7 @@ def test_daemons_of_two_hosts_are_killed_at_random(two_hosts, kills):
 
 
 def kill_at_random(paths, kills):
-    """Daemons on both paths; the uploads are on the first."""
+    """Kill daemons on both paths; the uploads are on the first."""
     path = paths[0]
     seed = int(os.environ.get('GLANCE_DEDUP_SOAK_SEED',
                               random.randrange(10 ** 9)))
@@ -314,7 +314,7 @@ def kill_at_random(paths, kills):
         for daemon in both:
             wait_for(lambda: daemon.process.poll() is not None
                      or b'200' in _ready(daemon))
-            # Compressing gives way to these, which on a busy machine take
+            # Recompression waits for these tasks, which on a busy machine take
             # longer than their intervals.
             daemon.write_config(collect_interval=0, merge_interval=0,
                                 scrub_interval=0)
@@ -341,7 +341,10 @@ def unfinished(path):
 
 
 def test_a_full_disk_ends_what_all_are_recompressing(tmp_path):
-    """Then there is room to collect; and later they go on."""
+    """A full disk ends all daemons' recompression, and leaves room to collect.
+
+    When there is room again, they continue.
+    """
     with repositories.small_disk(tmp_path / 'disk', 64 << 20) as root:
         path = repositories.create(root / 'repository', group_slots=512)
         filters = tmp_path / 'filter'
@@ -385,7 +388,7 @@ def test_a_full_disk_ends_what_all_are_recompressing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('ahead', [86400, -86400])
 def test_clocks_that_differ_by_a_day(tmp_path, ahead):
-    """Nothing that hosts share is decided by a clock."""
+    """Hosts whose clocks differ by a day share work, filters and counts."""
     model = {f'text-{n}': text(4, n) for n in range(4)}
     clock = clocks.Clock(tmp_path)
     clock.set(ahead)
@@ -420,7 +423,7 @@ def test_clocks_that_differ_by_a_day(tmp_path, ahead):
         for daemon in one, other:
             assert 0 <= daemon.status()['filter'][
                 'filter_refresh_age_seconds'] < 30
-        # Either host's accounts are the other's.
+        # Each host can continue the other's accounting.
         repos[0].delete('text-0')
         del model['text-0']
         for maintaining, ended in (other, one), (one, other):
@@ -441,7 +444,7 @@ def test_clocks_that_differ_by_a_day(tmp_path, ahead):
     repositories.require_clean(both[0].backing / 'repository')
 
 
-# -- a process that was stopped, and goes on ----------------------------------
+# -- a process that was stopped, and continues --------------------------------
 
 REWRITER = """
 import sys, time
@@ -476,7 +479,7 @@ def drop_locks(host):
 @pytest.mark.slow
 @pytest.mark.parametrize('taken', ['collected', 'leased', 'untouched'])
 def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
-    """The server drops its host's locks; much later it goes on."""
+    """A helper whose host lost its locks changes no group that was taken."""
     with fuse_hosts.hosts(tmp_path, names=600, attributes=600,
                           pages='stay') as both:
         maintenance.create(both[0].root)
@@ -499,7 +502,8 @@ def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
                     paths[1], filter_dir=str(both[1].filters)) as repo,
                     maintainer_role.Maintainer(repo) as maintainer):
                 if taken == 'collected':
-                    # Once the file in the spool is gone, as it is for all.
+                    # The file in the spool goes first, as it is in the way of
+                    # any.
                     repo.delete('text')
                     result = collector.run_once(maintainer, pacing.Pace(), 0,
                                                 0)
@@ -518,7 +522,7 @@ def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
                 assert b'BusyError' in words, words
                 assert group.read_bytes() == before
             else:
-                # It has the lease again, and nothing has changed.
+                # It has the lease again, and the group has not changed.
                 assert words == b'exchanged\n'
             process.wait(LIMIT)
         path = both[0].backing / 'repository'

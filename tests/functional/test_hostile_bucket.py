@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who reads or writes the bucket: what they learn, and what they can forge."""
+"""Hostile users of the bucket can read no secret, and forge no image."""
 
 import base64
 import dataclasses
@@ -41,7 +41,7 @@ def content_of(connection, key):
 
 
 def manifests(filled, connection):
-    """The keys of all manifests, oldest first."""
+    """Return the keys of all manifests, oldest first."""
     return [one.key for one in test_snapshots.kinds(filled, connection)[2]]
 
 
@@ -54,7 +54,7 @@ def restore_again(filled, path, **options):
 # -- readers ------------------------------------------------------------------
 
 def unpacked(content):
-    """An object, and what is in each frame of zstd in it."""
+    """Yield an object, and the content of each frame of zstd in it."""
     yield content
     start = content.find(zstandard.FRAME_HEADER[:4])
     while start >= 0:
@@ -62,16 +62,16 @@ def unpacked(content):
             yield zstandard.ZstdDecompressor().stream_reader(
                 content[start:]).read()
         except zstandard.ZstdError:
-            pass        # only looks like one
+            pass        # only resembles one
         start = content.find(zstandard.FRAME_HEADER[:4], start + 1)
 
 
 def forms(secret):
-    """A secret, as it might be written."""
+    """Return a secret in the forms in which it might be written."""
     for plain in (secret, secret.hex().encode()):
         yield plain
         for shift in range(3):
-            # Whole groups of three bytes, wherever it begins.
+            # These are whole groups of three bytes, wherever it begins.
             cut = plain[shift:]
             cut = cut[:len(cut) // 3 * 3]
             yield base64.b64encode(cut)
@@ -80,7 +80,7 @@ def forms(secret):
 
 
 def test_no_object_has_a_key(filled, connection, tmp_path):
-    """Whether the key is being changed or not; nor what is derived from it."""
+    """No object has the key, or one derived from it, even during a change."""
     known = set()
     for work in (signingkeys.begin_change, signingkeys.finish_change, None):
         for key in filled.repo.read_keys().accepted:
@@ -107,7 +107,8 @@ def flipped(content, others):
 
 CHANGES = {
     'flipped': flipped,
-    # A frame of zstd ends with a checksum of four bytes, which adds nothing.
+    # A frame of zstd ends with a checksum of four bytes, which adds no
+    # protection.
     'cut': lambda content, others: content[:-9],
     'emptied': lambda content, others: b'',
     'longer': lambda content, others: content + bytes(4096),
@@ -117,7 +118,7 @@ CHANGES = {
 
 @pytest.mark.parametrize('change', CHANGES)
 def test_each_object_of_a_snapshot(filled, connection, tmp_path, change):
-    """Whatever is done to one of them, restoring names it, and refuses it."""
+    """Restoring refuses each object that was changed, and names it."""
     owner = filled.settings.owner
     filled.tier()
     groups, recipes, (old, new) = test_snapshots.kinds(filled, connection)
@@ -159,7 +160,7 @@ def lines_of(content):
 
 
 def forged(content, number, key, change=lambda line: line):
-    """A manifest with other lines, whose digests are right.
+    """Return a manifest with other lines, whose digests are right.
 
     :param key: with which it is authenticated; None: as it was
     """
@@ -178,7 +179,7 @@ def forged(content, number, key, change=lambda line: line):
 @pytest.mark.parametrize('key', [None, bytes(32), b'k' * 32])
 @pytest.mark.parametrize('place', ['newer', 'same'])
 def test_a_forged_manifest(filled, connection, tmp_path, place, key):
-    """Who cannot sign cannot give one image the content of another."""
+    """A writer without the key cannot give an image another's content."""
     name, = manifests(filled, connection)
     content = content_of(connection, name)
     recipes = {fields[1]: fields for fields in map(
@@ -203,7 +204,7 @@ def test_a_forged_manifest(filled, connection, tmp_path, place, key):
 
 
 def test_a_manifest_of_another_repository(filled, connection, tmp_path):
-    """Nor of a repository with the same owner's id, as a writer can make."""
+    """Another repository's manifest is refused, even with the owner's id."""
     name, = manifests(filled, connection)
     content = content_of(connection, name)
     other = repositories.create(tmp_path / 'other')
@@ -217,7 +218,7 @@ def test_a_manifest_of_another_repository(filled, connection, tmp_path):
         with pytest.raises(exceptions.InvalidParameter, match=key):
             restore(filled, tmp_path / 'new')
         connection.delete(key)
-        # One whose owner is another one.
+        # This manifest's owner is another one.
         with backup_manifest.send(
                 connection, dataclasses.replace(head, owner='f' * 32), [],
                 repo.read_keys()) as sent:
@@ -226,7 +227,7 @@ def test_a_manifest_of_another_repository(filled, connection, tmp_path):
     with pytest.raises(exceptions.InvalidParameter, match=name):
         restore(filled, tmp_path / 'new')
     prefix_owners.put_bytes(connection, name, content)
-    # Our own repository, and another's copy of the key.
+    # These are our own repository, and another one's copy of the key.
     with pytest.raises(exceptions.InvalidParameter, match='was not made with'):
         restoring.restore(
             tmp_path / 'new', filled.settings.location,
@@ -253,7 +254,7 @@ def test_an_older_manifest_under_a_newer_name(filled, connection, tmp_path):
 
 
 def test_what_remains_possible(filled, connection, tmp_path):
-    """An old snapshot, if all newer ones are deleted: its date is shown."""
+    """An old snapshot restores if newer ones are gone; its date is shown."""
     filled.put('later', 1, 5)
     filled.tier()
     connection.delete(manifests(filled, connection)[1])
@@ -268,7 +269,7 @@ def test_what_remains_possible(filled, connection, tmp_path):
 
 
 def test_a_forged_manifest_only_keeps_objects(filled, connection):
-    """The repository goes on behind it, and deletes nothing meanwhile."""
+    """The repository continues after it, and deletes no object meanwhile."""
     filled.tier()
     prefix_owners.put_bytes(connection, keys.of_manifest(
         filled.settings.owner, 9, 'a' * 32), b'forged')
@@ -281,7 +282,7 @@ def test_a_forged_manifest_only_keeps_objects(filled, connection):
 @pytest.mark.parametrize('how', ['changed', 'gone'])
 def test_an_object_that_is_wrong_before_the_snapshot(
         filled, connection, monkeypatch, how):
-    """It gets into no manifest, and the others do."""
+    """A wrong object gets into no manifest, and the others do."""
     real = snapshots.take
     wrong = []
 
@@ -307,11 +308,11 @@ def test_an_object_that_is_wrong_before_the_snapshot(
     assert [group.number for group in snapshot_groups(filled, connection)] == [
         1, 2]
     if how == 'changed':
-        assert wrong[0] in filled.objects()     # it is not deleted either
+        assert wrong[0] in filled.objects()     # nor is it deleted
 
 
 def test_freed_blocks_do_not_count(filled, connection):
-    """The object is as it was, and the file has fewer blocks."""
+    """The object is unchanged, and the file has fewer blocks."""
     group = next(iter(snapshot_groups(filled, connection)))
     fetcher = fetching.Fetcher(connection, str(filled.path),
                                filled.repo.parameters)
@@ -334,7 +335,7 @@ def test_snapshots_follow_a_change_of_the_key(filled, connection, tmp_path):
     shutil.copy(filled.path / 'key', tmp_path / 'old')
     signingkeys.begin_change(str(filled.path))
     shutil.copy(filled.path / 'key', tmp_path / 'both')
-    # What the old key made is accepted, and replaced.
+    # Snapshots made with the old key are accepted, and replaced.
     assert [filled.tier().snapshot for _ in range(3)] == [3, 4, 0]
     signingkeys.finish_change(str(filled.path))
     assert filled.tier().snapshot == 0
@@ -355,7 +356,7 @@ def test_snapshots_follow_a_change_of_the_key(filled, connection, tmp_path):
 
 
 def test_a_change_that_ended_without_snapshots(filled, connection):
-    """Nothing is deleted before two have been made with the new key."""
+    """No object is deleted before two snapshots exist with the new key."""
     filled.tier()
     signingkeys.begin_change(str(filled.path))
     signingkeys.finish_change(str(filled.path))
@@ -385,7 +386,7 @@ def test_a_new_key(filled, connection, tmp_path):
     assert 'glance sign-locations' in made.stderr
     new = signingkeys.read(str(tmp_path / 'new' / 'key'))
     assert new.current not in filled.repo.read_keys().accepted
-    # Its own snapshot is made with that key.
+    # The new repository's own snapshot is made with that key.
     with repositories.open_repository(tmp_path / 'new') as repo:
         assert repo.read_keys() == new
     found = restoring.restore(tmp_path / 'newest', place.location,

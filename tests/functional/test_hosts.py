@@ -2,12 +2,11 @@
 
 """Several hosts on one directory: each with its own kernel's caches and locks.
 
-Each host is a mount of ``tests/sharedfs``, with names that are believed for 30
-seconds, attributes for three, close-to-open for the rest, and what was written
-kept to itself until fsync or close. On each run a Glance, a dedupd and
-processes that store, read and delete by themselves. All of them are killed at
-random, and hosts as a whole: what was not synced is gone then, and the locks
-fall.
+Each host is a mount of ``tests/sharedfs``, which trusts names for 30 seconds
+and attributes for three, is close-to-open for the rest, and keeps written data
+to itself until fsync or close. On each run a Glance, a dedupd and processes
+that store, read and delete by themselves. All of them are killed at random,
+and hosts as a whole: unsynced data is lost then, and the locks are released.
 """
 
 import contextlib
@@ -47,21 +46,21 @@ LIMIT = soak_run.LIMIT
 ROUND = 8               # seconds
 WATCH_PAUSE = 0.02      # seconds
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 900))
-#: The processes of each host, by what they do.
+#: The kinds of processes on each host, by their work.
 KINDS = [storm.UPLOADER, storm.DELETER, storm.READER]
-#: And those that ask any host's Glance.
+#: The number of clients, each of any host's Glance.
 CLIENTS = 2
-#: What has to have been done, and been killed, before a test ends.
+#: Work that must have been done, and processes killed, before a test ends.
 ENOUGH = {'uploads': 15, 'deletes': 3, 'reads': 30}
-#: Of file systems whose server forgets an open file that another host unlinks:
-#: as JuiceFS, and as NFS with and without attributes that a host remembers.
+#: Options of file systems whose server forgets an open file that another host
+#: unlinks: as JuiceFS, and as NFS with and without cached attributes.
 FORGETFUL = [{'unlinked': 'missing', 'names': 0, 'attributes': 0},
              {'unlinked': 'stale', 'attributes': 0},
              {'unlinked': 'stale', 'attributes': 60}]
 KILLED = ('worker', 'daemon', 'glance worker', 'host')
 
 
-# -- what one host remembers, and another changes -----------------------------
+# -- a host's caches, and another host's changes ------------------------------
 
 @pytest.fixture
 def both(two_hosts):
@@ -71,7 +70,7 @@ def both(two_hosts):
 
 
 def require_remembered(host, *name):
-    """The model's kernel, asked for a name alone, believes what it knows."""
+    """The model's kernel believes its cached name, if used alone."""
     assert not host.remembers or os.path.exists(shared(host).joinpath(*name))
 
 
@@ -82,7 +81,7 @@ def require_remembered_missing(host, *name):
 
 @contextlib.contextmanager
 def opened(*hosts, **options):
-    """The repository, on each of the hosts."""
+    """Open the repository on each of the hosts."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(repositories.open_repository(
             host.root / 'repository', filter_dir=str(host.filters), **options))
@@ -127,7 +126,7 @@ def test_id_is_free_for_who_remembers_the_image(both):
 
 
 def test_hosts_append_to_one_group_in_turn(both):
-    """A lessee reads what the group has become, not what it has cached."""
+    """A lessee reads the group as it is now, not as it has cached it."""
     contents = {}
     with opened(*both) as repos:
         for i in range(8):
@@ -143,7 +142,7 @@ def test_hosts_append_to_one_group_in_turn(both):
 @pytest.mark.parametrize('openings', [
     10, pytest.param(100, marks=pytest.mark.long)])
 def test_the_catalog_survives_openings(both, openings):
-    """On whichever host: it is not rebuilt, and nothing is set aside."""
+    """No host rebuilds the catalog, and no file is set aside."""
     pace = pacing.Pace()
     with opened(*both) as repos:
         for i in range(openings):
@@ -158,7 +157,7 @@ def test_the_catalog_survives_openings(both, openings):
 
 
 def test_a_file_system_that_refuses_maps(tmp_path):
-    """It is refused by name; the catalog is not taken for damaged."""
+    """It is refused by name, and the catalog does not count as damaged."""
     with fuse_hosts.hosts(tmp_path, 1, maps='refused') as (host,):
         maintenance.create(host.root)
         with opened(host) as (repo,):
@@ -176,7 +175,7 @@ def test_a_file_system_that_refuses_maps(tmp_path):
 # -- names that are missing while a file is replaced --------------------------
 
 def test_n14_3_names_are_settled_before_a_host_maintains(both):
-    """A host that cannot settle one has not the maintainer's lock."""
+    """A host that cannot recover a name has not the maintainer's lock."""
     with opened(*both, lock_timeout=0.1) as (here, _):
         repositories.put(here, 'one', b'x')
         image = shared(both[0]) / 'images/one'
@@ -185,7 +184,7 @@ def test_n14_3_names_are_settled_before_a_host_maintains(both):
         lock = shared(both[1]) / 'locks/maintainer'
         with contextlib.closing(
                 _engine.Maintenance(here.handle())) as maintenance_:
-            # As a delete does that takes long.
+            # The lock is held as by a slow delete.
             with repositories.holding(shared(both[1]) / 'locks/images',
                                       xxhash.xxh3_64_intdigest(b'one') >> 2):
                 assert not maintenance_.lock()
@@ -196,7 +195,7 @@ def test_n14_3_names_are_settled_before_a_host_maintains(both):
 
 @pytest.mark.parametrize('is_replaced', [False, True])
 def test_n14_a_host_dies_while_it_replaces_files(both, is_replaced):
-    """Its image and its group are read meanwhile, and stay.
+    """A dead host's image and group stay readable, and stay.
 
     The file that has the second name is the old one, and the name is missing,
     or has the new one already.
@@ -217,7 +216,7 @@ def test_n14_a_host_dies_while_it_replaces_files(both, is_replaced):
             maintenance.require_contents(repo, contents)
             assert repo.images() == ['one', 'two']
         repositories.require_clean(shared(both[1]))
-        # It appends, and the next one maintains.
+        # One host appends, and the other one maintains.
         contents['three'] = maintenance.content(3, blocks=20)
         repositories.put(there, 'three', contents['three'])
         there.delete('two')
@@ -237,8 +236,8 @@ def test_n14_a_host_dies_while_it_replaces_files(both, is_replaced):
 class Watcher(threading.Thread):
     """Reads all files of a directory again and again, each by one open file.
 
-    So where a client keeps what was read through an open file, it puts old
-    bytes into the kernel's page cache of its host.
+    So if a client caches reads through an open file, it puts old bytes into
+    the kernel's page cache of its host.
     """
 
     def __init__(self, directory):
@@ -249,7 +248,7 @@ class Watcher(threading.Thread):
         self.rounds = 0
 
     def _read_all(self):
-        # Files and directories may go meanwhile.
+        # Files and directories may be deleted meanwhile.
         with contextlib.suppress(OSError):
             for path in self.directory.rglob('*'):
                 if path not in self.files and path.is_file():
@@ -266,7 +265,7 @@ class Watcher(threading.Thread):
             self.rounds += 1
 
     def wait_for_round(self):
-        """Wait until all that is there now was read."""
+        """Wait until all present files have been read."""
         wanted = self.rounds + 2
         repositories.eventually(lambda: self.rounds >= wanted)
 
@@ -291,7 +290,7 @@ def watched(both):
 
 
 def test_n13_1_the_model_keeps_pages(tmp_path):
-    """Else the test below would prove nothing."""
+    """A read shows old pages; otherwise the test below would prove nothing."""
     def read(file):
         return os.pread(file, 4096, 0)[:1]
 
@@ -319,7 +318,7 @@ def test_n13_1_the_model_keeps_pages(tmp_path):
 
 
 def test_n13_1_images_are_whole_though_pages_stay(watched):
-    """Whoever stored them, and whoever reads, collects and checks (N13)."""
+    """Images are whole, whichever host stores, reads and collects (N13)."""
     contents = {}
     with opened(*watched) as repos:
         for i in range(12):
@@ -351,13 +350,13 @@ def collect(repo, live_share=100):
 
 @pytest.mark.parametrize('live_share', [0, 100])
 def test_freed_blocks_are_not_found_by_another_host(both, live_share):
-    """In the file that it has open, or in a new one for it (N7.2, I4)."""
+    """A host finds no freed blocks, in an old file or a new one (N7.2, I4)."""
     old, kept = maintenance.content(1), maintenance.content(2)
     with opened(*both) as (here, there):
         repositories.put(here, 'old', old)
         repositories.put(here, 'kept', kept)
-        # Has the store, the file and its pages cached from now on; and, as the
-        # group has changed between, also what a client reads ahead.
+        # From now on it has the table, the file and its pages cached; and, as
+        # the group has changed between, also bytes that a client reads ahead.
         assert repositories.put(there, 'again', old).new_bytes == 0
         more = maintenance.content(2, 3)
         repositories.put(here, 'more', more)
@@ -375,7 +374,7 @@ def test_freed_blocks_are_not_found_by_another_host(both, live_share):
 
 
 def test_rewritten_group_is_not_appended_to_where_it_was(both):
-    """The host that remembers the old file does not lease that one (I4)."""
+    """A host that caches the old file does not lease it (I4)."""
     old, kept, new = (maintenance.content(i) for i in range(3))
     with opened(*both) as (here, there):
         repositories.put(there, 'old', old)
@@ -390,7 +389,7 @@ def test_rewritten_group_is_not_appended_to_where_it_was(both):
 
 
 def test_maintainer_counts_an_image_that_it_looked_for_too_early(both):
-    """N4: live is what is live now, also for who asked before the link."""
+    """N4: an image counts if it is live now, even after an earlier look-up."""
     data = maintenance.content(1)
     with opened(*both) as (here, there):
         with maintenance.maintaining(there) as maintainer:
@@ -406,7 +405,7 @@ def test_maintainer_counts_an_image_that_it_looked_for_too_early(both):
 
 
 def test_maintainer_reads_a_header_again_that_was_not_there(both):
-    """N4.3: what it saw of the file at the first look is not believed."""
+    """N4.3: the maintainer reads the spool file's header again."""
     data = maintenance.scattered(1)
     with opened(*both) as (here, there):
         with maintenance.maintaining(there) as maintainer:
@@ -421,7 +420,7 @@ def test_maintainer_reads_a_header_again_that_was_not_there(both):
 
 
 def test_maintainer_uncounts_an_image_that_another_host_deleted(both):
-    """N4.6: not taken for an unfinished delete by who remembers the name."""
+    """N4.6: the delete of another host does not count as unfinished."""
     with opened(*both) as (here, there):
         repositories.put(here, 'one', maintenance.content(1))
         with maintenance.maintaining(there) as maintainer:
@@ -436,7 +435,7 @@ def test_maintainer_uncounts_an_image_that_another_host_deleted(both):
 
 @pytest.mark.parametrize('unlinked', ['kept', 'stale'])
 def test_reader_of_a_group_that_another_host_rewrites(tmp_path, unlinked):
-    """Where the server forgets an open file, the group is opened anew."""
+    """The group is opened again if the server forgets an open file."""
     old, kept = maintenance.content(1), maintenance.content(2, blocks=50)
     with fuse_hosts.hosts(tmp_path, unlinked=unlinked) as both:
         maintenance.create(both[0].root)
@@ -452,7 +451,7 @@ def test_reader_of_a_group_that_another_host_rewrites(tmp_path, unlinked):
 
 @pytest.mark.parametrize('options', FORGETFUL, ids=str)
 def test_n13_4_image_that_another_host_replaces_is_found(tmp_path, options):
-    """The server forgets what the host has just opened; it opens again."""
+    """If the server forgets the file just opened, the host opens again."""
     data = maintenance.content(1, blocks=3)
     ended = threading.Event()
     with fuse_hosts.hosts(tmp_path, **options) as both:
@@ -483,10 +482,9 @@ def test_n13_4_image_that_another_host_replaces_is_found(tmp_path, options):
 @pytest.mark.parametrize('is_replaced', [False, True])
 def test_n13_4_check_of_files_that_another_host_replaces(
         tmp_path, monkeypatch, is_replaced, options):
-    """The server forgets each right after the check has opened it.
+    """The server forgets each file right after the check has opened it.
 
-    Where the host believes what it knows of a file, it learns that when it
-    reads.
+    A host with cached attributes notices that only when it reads.
     """
     contents = {f'image-{i}': maintenance.content(i) for i in range(3)}
     with fuse_hosts.hosts(tmp_path, **options) as both:
@@ -551,7 +549,7 @@ with repositories.open_repository(sys.argv[1], filter_dir=sys.argv[2]) as repo:
 
 
 def test_death_of_a_host(both):
-    """What was acknowledged stays; its locks fall; the rest is collected."""
+    """Acknowledged images stay; locks are released; the rest is collected."""
     with subprocess.Popen(
             [sys.executable, '-c', HOLDER, shared(both[0]), both[0].filters],
             stdout=subprocess.PIPE, cwd=daemons.ROOT) as process:
@@ -562,7 +560,8 @@ def test_death_of_a_host(both):
         process.wait(LIMIT)
     with opened(both[1]) as (there,):
         maintenance.require_contents(there, {'done': maintenance.content(1)})
-        # The groups that it leased can be had, and what it left is treated.
+        # The groups that it leased can be used, and its leftovers are
+        # recovered.
         data = maintenance.content(2, 4, blocks=40)
         repositories.put(there, 'next', data)
         # The server may wait a while before it drops the locks.
@@ -573,7 +572,7 @@ def test_death_of_a_host(both):
 
 
 def test_another_hosts_daemon_takes_over(both):
-    """One maintains, the other serves and says so, until the first dies."""
+    """One daemon maintains, the other only reads, until the first one dies."""
     path = [shared(host) for host in both]
     with contextlib.ExitStack() as stack:
         one, other = (stack.enter_context(daemons.Daemon(p)) for p in path)
@@ -623,7 +622,7 @@ def test_directory_without_locks_is_refused(tmp_path, locks, words):
 # -- everything at once -------------------------------------------------------
 
 class Cluster(soak_run.Soak):
-    """Two hosts, and all that runs on them.
+    """Two hosts, with all their processes.
 
     :param hosts: that share a directory; `repository` is in it
     """
@@ -663,7 +662,7 @@ class Cluster(soak_run.Soak):
             self.servers.append(soak_run.Glance(
                 host.directory / 'glance', {'dedup': store}, processes=2,
                 database=self.servers[0].database if number else None))
-        # The database is the first one's, and made by it.
+        # The database is in the first server's directory, which makes it.
         self.servers[0].start()
         self.servers[1].start()
 
@@ -696,7 +695,7 @@ class Cluster(soak_run.Soak):
         daemon.start(wait=False)
 
     def kill_host(self):
-        """All that is on it, at one instant, and start it again."""
+        """Kill all of a host's processes at once, and start them again."""
         if any(thread.is_alive() for thread in self.starting):
             return
         number = self.rng.randrange(2)
@@ -705,7 +704,7 @@ class Cluster(soak_run.Soak):
         server = self.servers[number]
         workers = [process for process in self.running
                    if self.places.get(process) == number]
-        # Nobody may notice that the file system goes first.
+        # No process may notice that the file system ends first.
         processes.stop_group(server.pid)
         processes.stop(daemon.process.pid,
                        *(process.pid for process in workers))
@@ -784,7 +783,8 @@ def soak(tmp_path, seconds, **options):
                     it.round(ROUND)
                     contents = it.judge()
                     it.report()
-                    # However slow the machine is, enough must have happened.
+                    # However slow the machine is, enough work must have been
+                    # done.
                     if (time.monotonic() > end and all(
                             it.done[what] >= n for what, n in ENOUGH.items())
                             and all(it.kills[who] for who in KILLED)):

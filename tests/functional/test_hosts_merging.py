@@ -3,10 +3,10 @@
 """Merging on one host while another uses the same images and volumes.
 
 DEDE leaves merge requests for files that another host has locked. Here there
-are none. A recipe is exchanged under its readers, on whichever host they are:
-they read the old one to their end. Only the space of the duplicates waits for
-them. The server of a volume looks every 30 seconds whether its recipes were
-exchanged.
+are no requests. A recipe is exchanged under its readers, on whichever host
+they are: they read the old one to their end. Only the space of the duplicates
+waits for them. The server of a volume checks every 30 seconds if its recipes
+were exchanged.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ MIB = 1 << 20
 
 
 def merge(repo):
-    """Merge all that can be merged; the images that were changed."""
+    """Merge all that can be merged; return the number of changed images."""
     with maintenance.maintaining(repo, wait=10) as maintainer:
         maintenance.account(maintainer)
         result = merger.run_once(maintainer, pacing.Pace())
@@ -51,12 +51,12 @@ def merge(repo):
 
 
 def freed(repo):
-    """Collect; the blocks whose space came back."""
+    """Collect; return the number of freed blocks."""
     return test_hosts.collect(repo, live_share=0).freed_blocks
 
 
 def test_image_is_merged_while_another_host_reads_it(both):   # noqa: F811
-    """Its reader reads on (I12); the next one reads the new recipe (N11)."""
+    """A reader keeps its old recipe (I12); the next reads the new (N11)."""
     data = maintenance.content(1, blocks=40)
     with opened(*both) as (here, there):
         repositories.put(here, 'first', data)
@@ -78,7 +78,7 @@ def test_image_is_merged_while_another_host_reads_it(both):   # noqa: F811
 
 def test_long_recipe_is_merged_while_another_host_reads_it(
         both):     # noqa: F811
-    """Its reader has not read all pages of it before it is replaced."""
+    """A reader can still read pages of a recipe that was replaced."""
     data = maintenance.scattered(1, pages=40)
     with opened(*both) as (here, there):
         repositories.put(here, 'first', data)
@@ -108,7 +108,7 @@ def test_any_host_merges_the_others_images(both):     # noqa: F811
 
 
 def read_on(root, filters, seeds, ended):
-    """Read all images again and again; another host's process."""
+    """Read all images again and again, in another host's process."""
     with repositories.open_repository(root, filter_dir=filters) as repo:
         while not ended.is_set():
             for image_id, seed in seeds.items():
@@ -119,7 +119,7 @@ def read_on(root, filters, seeds, ended):
 # Long: images are merged for five seconds, while two processes read them.
 def test_images_are_merged_and_collected_under_their_readers(
         both):      # noqa: F811
-    """Readers on another host never meet a block that is gone (I12)."""
+    """Readers on another host never read a block that was freed (I12)."""
     seeds = {f'image-{number}': (number % 5, 5 + number % 3)
              for number in range(15)}
     context = multiprocessing.get_context('spawn')
@@ -138,7 +138,7 @@ def test_images_are_merged_and_collected_under_their_readers(
             while time.monotonic() < deadline:
                 merge(here)
                 freed(here)
-                # Duplicates again.
+                # These are duplicates again.
                 for image_id in 'image-3', 'image-11':
                     name = f'copy-of-{image_id}'
                     with contextlib.suppress(exceptions.ImageNotFound):
@@ -165,7 +165,7 @@ def hosts(tmp_path):
 
 
 def test_volume_is_merged_while_another_host_has_it(hosts):
-    """Its owner reads the old recipe until it looks again."""
+    """A volume's owner reads the old recipe until it renews."""
     data = maintenance.content(1, blocks=40)
     with opened(*hosts) as (here, there):
         repositories.put(here, 'image', data)
@@ -181,7 +181,7 @@ def test_volume_is_merged_while_another_host_has_it(hosts):
             volume.renew()
             assert freed(here) == 40
             assert volume.read(len(data), 0) == data
-            # What it writes next goes on top of the new recipe.
+            # The next write goes on top of the new recipe.
             volume.write(b'x' * 512, 512)
             volume.checkpoint()
             data = data[:512] + b'x' * 512 + data[1024:]
@@ -191,7 +191,7 @@ def test_volume_is_merged_while_another_host_has_it(hosts):
 
 # Long: the server of a volume opens exchanged recipes after half a minute.
 def test_server_of_a_volume_opens_what_was_exchanged(hosts):
-    """Within a minute, without a request."""
+    """A volume's server opens exchanged recipes by itself, within a minute."""
     data = maintenance.content(1, blocks=40)
     place = pathlib.Path(hosts[1].directory)
     volume_tools.create(shared(hosts[0]), 'disk', MIB)

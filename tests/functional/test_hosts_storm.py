@@ -120,7 +120,7 @@ def test_hosts_are_killed_in_a_storm(two_hosts, tmp_path, rounds, kills):
                 it.round(ROUND)
                 it.judge()
                 it.report()
-                # However slow the machine is, enough must have happened.
+                # However slow the machine is, enough work must have been done.
                 if (done >= rounds and it.kills.total() >= kills and all(
                         it.done[what] >= n
                         for what, n in test_hosts.ENOUGH.items())):

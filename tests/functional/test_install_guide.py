@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The installation guide: its configuration, and how it says to verify it.
+"""The installation guide: its configuration, and its commands to verify it.
 
-How the package is made and installed is tried in ``tests/test_package.py``.
+``tests/test_package.py`` makes and installs the package.
 """
 
 import configparser
@@ -32,7 +32,7 @@ def block_of(section, number=0):
 
 
 def options_of(block, directory=DIRECTORY):
-    """A configuration file of the page, in another directory."""
+    """Return a configuration file of the page, in another directory."""
     parser = configparser.RawConfigParser()
     parser.read_string(block.text.replace(DIRECTORY, str(directory)))
     return {'DEFAULT': dict(parser.defaults()), **{
@@ -90,7 +90,7 @@ def test_verify(site):
 
 
 def run(command, server, directory):
-    # Without Keystone there is no token to be had; each client has its way.
+    # Without Keystone there are no tokens; each client has its option.
     cloud = {'glance': {'OS_AUTH_TOKEN': 'none', 'OS_IMAGE_URL': server.url},
              'openstack': {'OS_AUTH_TYPE': 'none', 'OS_ENDPOINT': server.url}}
     result = subprocess.run(
@@ -109,7 +109,7 @@ def run(command, server, directory):
 
 
 def test_options_of_uwsgi():
-    """They are those with which everything here is tested."""
+    """The page's options are those of all tests here."""
     ours = glance_server.uwsgi_options(
         'glance.wsgi.api:application', 0, 4, 8)
     page = options_of(block_of('Serve Glance'))['uwsgi']

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The guide's page on migration, typed as it is written.
+"""Runs the guide's page on migration, exactly as written.
 
-Its blocks are taken one after the other: what is shown of Glance's
-configuration is what Glance has from its next restart on, and each command is
-run by a shell. Glance has a file store with images of a project at first, and
-at the end again; all the time each image has the bytes that it had.
+The test takes its blocks one after the other: Glance gets the shown
+configuration at its next restart, and a shell runs each command. Glance has a
+file store with images of a project at first, and at the end again; all the
+time each image has its original bytes.
 """
 
 import configparser
@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 
 def blocks(page):
-    """The page's blocks of code, as (language, text) in its order."""
+    """Return the page's blocks of code, as (language, text) in its order."""
     language, text = None, []
     for line in [*page.read_text().splitlines(), 'end']:
         if language and line and not line.startswith(' '):
@@ -48,7 +48,7 @@ def blocks(page):
 
 
 def commands(text):
-    """The commands of a console block, as (prompt, command)."""
+    """Return the commands of a console block, as (prompt, command)."""
     found = []
     for line in text.splitlines():
         if line[:2] in ('$ ', '# '):
@@ -61,7 +61,7 @@ def commands(text):
 
 
 class Operator:
-    """Does what the page says."""
+    """An operator who follows the page."""
 
     def __init__(self, cloud):
         self.cloud = cloud
@@ -75,7 +75,7 @@ class Operator:
         self.ran = []
 
     def local(self, text):
-        """The page's text with this test's directory for Glance's."""
+        """Return the page's text with this test's directory for Glance's."""
         for there, here in self.places.items():
             text = text.replace(there, str(here))
         return text
@@ -94,7 +94,7 @@ class Operator:
         stores = {name: {'type': kind, **self.sections[name]}
                   for name, kind in enabled}
         for options in stores.values():
-            # The package makes these; here nobody has.
+            # The package makes these directories; here the test does.
             pathlib.Path(options.get('filesystem_store_datadir', self.place)
                          ).mkdir(parents=True, exist_ok=True)
         self.cloud.glance.reconfigure(
@@ -102,7 +102,7 @@ class Operator:
             {'DEFAULT': default})
 
     def run(self, command):
-        """Run a command; its standard output."""
+        """Run a command; return its standard output."""
         command = self.local(command)
         if re.match(r'export |[A-Z]+=\$\(', command):
             self.settings.append(command)
@@ -125,7 +125,7 @@ class Operator:
 
 
 class Users:
-    """A project's images, and what must be true of them."""
+    """A project's images, and the conditions that they must fulfil."""
 
     def __init__(self, cloud):
         self.cloud = cloud
@@ -159,7 +159,7 @@ class Users:
             assert hashlib.sha256(found).hexdigest() == digest, image_id
 
     def stores(self):
-        """Of each image, where Glance says that it is."""
+        """Return each image's stores, as Glance shows them."""
         return [self.glance.get(f'/images/{image_id}').json()['stores']
                 for image_id in self.images]
 
@@ -183,23 +183,23 @@ def cloud(tmp_path_factory):
 
 
 def look(operator, users):
-    """What must be so after some of the commands."""
+    """Check the state after some of the commands."""
     files = operator.place / 'images'
     last = operator.ran[-1]
     if last == 'systemctl restart glance-api':
         users.require_all()
     if '--update-locations' in last:
         assert set(users.stores()) == {'file1,dedup1'}
-        # What is stored from now on is in the new store.
+        # New images are stored in the new store.
         users.upload(20)
         assert users.stores()[-1] == 'dedup1'
-        # Nobody but the importing one has ever seen a location.
+        # Only the importing user has ever seen a location.
         shown = users.glance.get(f'/images/{next(iter(users.images))}')
         assert 'locations' not in shown.json()
     if 'image delete --store file1' in last:
         assert set(users.stores()) == {'dedup1'} and not os.listdir(files)
         users.require_all()
-        # An owner may delete what was imported.
+        # An owner may delete an imported image.
         users.delete(next(iter(users.images)))
     if 'method copy-image' in last:
         assert set(users.stores()) == {'dedup1,file1'}
@@ -236,7 +236,7 @@ def test_there_and_back_as_written(cloud):
                 if command.startswith(EMPTY):
                     assert not output.strip(), f'{command}\n{output}'
             look(operator, users)
-    # Who is not an administrator is not shown all, and so told nothing.
+    # A user who is no administrator gets no full list, and so no answer.
     with pytest.raises(AssertionError, match='not take us for an admin'):
         operator.run('OS_CLOUD=demo glance-dedup glance orphans')
     assert protected in users.images
@@ -246,7 +246,7 @@ def test_there_and_back_as_written(cloud):
 
 
 def test_the_page_is_all_typed():
-    """What is taken for a command is one, and nothing is left out."""
+    """All commands of the page are recognized, and none is left out."""
     lines = [line for language, text in blocks(PAGE)
              if language == 'console' for line in text.splitlines()]
     typed = [line for line in PAGE.read_text().splitlines()

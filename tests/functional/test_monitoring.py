@@ -2,8 +2,8 @@
 
 """The dashboard and the rules, with a real Prometheus and real daemons.
 
-The daemons are one of a store and one of a cache, which have as much to tell
-as can be had without Glance. Prometheus asks them every second.
+One daemon belongs to a store, the other to a cache; they publish as many
+metrics as they can without Glance. Prometheus requests them every second.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs('prometheus')]
 PATIENCE = 60
 DAY = 86400
 IMAGE = 3 << 20
-#: Why a query may have no result here, by the end of its legend or title.
+#: Reasons why a query may have no result here, by its legend or title.
 EMPTY = {
     'Progress {{task}} {{instance}}': 'no task runs',
     'Runs and failures failed: {{task}} {{instance}}':
@@ -41,7 +41,7 @@ EMPTY = {
 
 
 class Prometheus:
-    """A server that asks some daemons, and has the rules.
+    """A server that requests some daemons' metrics, and has the rules.
 
     :param places: the addresses of the daemons
     """
@@ -66,14 +66,14 @@ class Prometheus:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def ask(self, query):
-        """The series that a query gives now, by all their labels."""
+        """Return the series of a query's result, by all their labels."""
         answer = requests.get(self._url + 'query', {'query': query},
                               timeout=PATIENCE).json()
         assert answer['status'] == 'success', (query, answer)
         return answer['data']['result']
 
     def wait_for(self, query):
-        """Until a query gives something."""
+        """Wait until a query has a result."""
         deadline = time.monotonic() + PATIENCE
         while True:
             assert self._process.poll() is None, self._log.read_text()
@@ -93,7 +93,7 @@ class Prometheus:
 
 
 def fill(path):
-    """Images, a volume, and the history of two days in which it fills."""
+    """Make images, a volume, and the history of two days in which it fills."""
     volume_tools.create(path, 'disk', 1 << 20)
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', repositories.noise(IMAGE, 1))
@@ -121,7 +121,7 @@ def a_store(place, authority):
             f'cert = {authority.issue("operator")}\nfrom_cloud = a\n'
             'to_cloud = b\n') as daemon:
         daemon.start().wait_for_catalog()
-        # The first that stores on a host makes the filter.
+        # The first process that stores on a host makes the filter.
         with repositories.open_repository(path, filter_dir=str(
                 daemon.options['filter_dir'])) as repo:
             repositories.put(repo, 'another', repositories.noise(IMAGE, 2))
@@ -134,7 +134,7 @@ def a_store(place, authority):
 
 @contextlib.contextmanager
 def a_cache(place, authority):
-    """Its storing host does not answer."""
+    """A cache whose storing host does not answer."""
     port = ports.free_port()
     with cache_harness.CacheDaemon(
             repositories.create(place / 'cache'), {
@@ -160,25 +160,25 @@ def watched(tmp_path_factory):
         server = stack.enter_context(Prometheus(
             place, [f'127.0.0.1:{daemon.port}' for daemon in both]))
         server.wait_for('count(count_over_time(dedupd_ready[1m]) > 1) == 2')
-        # The filter's first look comes after some seconds.
+        # The filter's first scan comes after some seconds.
         server.wait_for('dedupd_filter_look_age_seconds')
         yield server, *both
 
 
 def names(daemon):
-    """Of the metrics that a daemon publishes now."""
+    """Return the names of the metrics that a daemon publishes now."""
     return {line.split('{')[0].split(' ')[0] for line in daemon.request(
         'GET', '/metrics').body.decode().splitlines()
         if line and not line.startswith('#')}
 
 
-#: Those of which only a daemon on a shared file system has something to say:
-#: see test_trial.py.
+#: Metrics that only a daemon on a shared file system publishes: see
+#: test_trial.py.
 OF_SHARED = {'dedupd_mount_tried'}
 
 
 def test_every_metric_exists(watched):
-    """Of the rules and of the dashboard; some tell only of caches."""
+    """Every metric of the rules and the dashboard exists; some are caches'."""
     _, store, cache = watched
     store.wait_for(lambda: store.status()['space']['full_in_seconds'])
     named = monitoring.names_in(monitoring.RULES.read_text()) | {
@@ -187,7 +187,7 @@ def test_every_metric_exists(watched):
     assert len(named) > 80
     assert named <= names(store) | names(cache) | OF_SHARED
     assert any(name not in names(store) for name in named)
-    # Nor does the source name one that the daemons do not have.
+    # Nor does the source name a metric that the daemons do not have.
     assert monitoring.published_names() == (
         names(store) | names(cache) | OF_SHARED)
 
@@ -195,7 +195,7 @@ def test_every_metric_exists(watched):
 def test_every_panel_has_something_to_show(watched):
     server, store, _ = watched
     server.wait_for('dedupd_space_full_timestamp_seconds')
-    # Somebody reads, while Prometheus looks.
+    # The daemon serves an image while Prometheus scrapes it.
     before, = server.wait_for(
         f'dedupd_cache_misses_total{{instance="127.0.0.1:{store.port}"}}')
     assert len(store.request('GET', '/v1/images/image').body) == IMAGE
@@ -207,14 +207,14 @@ def test_every_panel_has_something_to_show(watched):
             if not server.ask(monitoring.filled(target['expr'])):
                 empty.add(f'{panel["title"]} {target["legendFormat"]}')
     assert empty <= set(EMPTY), empty
-    # The list names no query that is not there.
+    # The list names only queries that exist.
     assert set(EMPTY) <= {
         f'{panel["title"]} {target["legendFormat"]}'
         for panel in monitoring.panels() for target in panel['targets']}
 
 
 def test_one_line_for_each_legend(watched):
-    """Two lines of one panel with the same name cannot be told apart."""
+    """Two lines of one panel with the same name cannot be distinguished."""
     server = watched[0]
     for panel in monitoring.panels():
         shown = []
@@ -230,18 +230,18 @@ def test_one_line_for_each_legend(watched):
 
 
 def test_rules_are_loaded(watched):
-    """They look at the same series; and they notice what is wrong here."""
+    """The rules use the same series, and report this site's problems."""
     server, store, cache = watched
-    # The disk of the test is foretold to be full soon.
+    # The prediction is that the test's disk is full soon.
     server.wait_for('ALERTS{alertname="DedupDiskFilling", instance='
                     f'"127.0.0.1:{store.port}"}}')
-    # The certificates of the test hold for a day.
+    # The certificates of the test are valid for a day.
     for daemon in (store, cache):
         server.wait_for('ALERTS{alertname="DedupCertificateExpiring", '
                         f'instance="127.0.0.1:{daemon.port}"}}')
     server.wait_for('ALERTS{alertname="DedupTaskFailing", task="replicate"}')
     assert not server.ask('ALERTS{alertname="DedupCacheWithoutOrigin"}')
-    # Somebody wants an image that the storing host does not give.
+    # A client requests an image that the storing host does not give.
     with nbd.Session(cache.options['nbd_socket']) as session:
         with contextlib.suppress(AssertionError, OSError, EOFError):
             session.go(b'image')
@@ -250,9 +250,9 @@ def test_rules_are_loaded(watched):
 
 
 def test_a_daemon_that_is_down(watched):
-    """The last test, since it ends the cache."""
+    """An alert names a daemon that is down; the last test, as it ends one."""
     server, _, cache = watched
-    # Once a daemon may have answered late.
+    # A daemon may have answered late once.
     server.wait_for('absent(ALERTS{alertname="DedupDaemonDown"})')
     assert cache.stop() == 0
     server.wait_for('ALERTS{alertname="DedupDaemonDown", instance='

@@ -41,7 +41,7 @@ def content():
 
 
 def command(place, *arguments, before=''):
-    """The program, with a filter of its own.
+    """Return the words of the program, with a filter of its own.
 
     :param before: statements that are run before it
     """
@@ -74,7 +74,7 @@ class Mount:
         self.process.kill()
         self.process.wait(LIMIT)
         self.process.stdout.close()
-        # Also what nobody serves any more.
+        # This also removes a mount that no process serves any more.
         subprocess.run(['umount', '-l', self.directory], timeout=LIMIT,
                        stderr=subprocess.DEVNULL)
 
@@ -95,7 +95,7 @@ class Mount:
 
 
 class Place:
-    """A repository, a daemon of it, and where images are shown."""
+    """A repository, a daemon of it, and a directory to mount images."""
 
     def __init__(self, directory, data):
         self.directory = directory
@@ -111,7 +111,7 @@ class Place:
         return repositories.open_repository(self.path, **options)
 
     def mount(self, source, **options):
-        """From the repository itself, or through the daemon."""
+        """Mount images from the repository itself, or through the daemon."""
         if source == 'repository':
             return Mount(self.directory, '--socket', '', '--repository',
                          self.path, **options)
@@ -135,7 +135,7 @@ def source(request):
 
 @pytest.fixture(scope='module')
 def mount(tmp_path_factory, source, content):
-    """One for all tests that only look."""
+    """A mount for all tests that only read."""
     place = Place(tmp_path_factory.mktemp(source), content)
     with place.daemon, place.mount(source) as mount:
         mount.place = place
@@ -150,7 +150,7 @@ def read_at(path, offset, length):
         os.close(fd)
 
 
-# -- what is there ------------------------------------------------------------
+# -- contents -----------------------------------------------------------------
 
 def test_files(mount, content):
     assert sorted(os.listdir(mount.directory)) == sorted(content)
@@ -177,7 +177,7 @@ def test_many_readers(mount, content):
             assert read_at(mount / 'image', first, end - first) == (
                 data[first:end])
             if not rng.randrange(10):
-                # What follows comes from the program again.
+                # The following reads come from the program again.
                 fd = os.open(mount / 'image', os.O_RDONLY)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(fd)
@@ -218,7 +218,7 @@ def test_what_was_read_stays_in_the_page_cache(place, content):
         for _ in range(2):
             assert (mount / 'other').read_bytes() == content['other']
             read = place.daemon.status()['nbd']['bytes']
-        # Read by another process, which opens it anew.
+        # Another process reads it, and opens it again.
         subprocess.run(['cmp', mount / 'other', mount / 'other'], check=True,
                        timeout=LIMIT)
         assert place.daemon.status()['nbd']['bytes'] == read == (
@@ -226,7 +226,7 @@ def test_what_was_read_stays_in_the_page_cache(place, content):
 
 
 def test_large_images(place, source):
-    """Beyond 32 bits."""
+    """Offsets beyond 32 bits are read correctly."""
     end = repositories.noise(10_000)
     with place.open() as repo, repo.begin('large') as transaction:
         transaction.add_zeros(9 << 30)
@@ -238,16 +238,16 @@ def test_large_images(place, source):
         assert read_at(mount / 'large', (5 << 30) + 1, 9) == bytes(9)
 
 
-# -- images that are not what they were ---------------------------------------
+# -- images that change -------------------------------------------------------
 
 def test_deleted_while_open(place, source, content):
-    """Readable until it is closed; and a new one of that id is another."""
+    """A deleted image can be read until closed; a new one is separate."""
     with place.mount(source) as mount, (
             open(mount / 'other', 'rb', buffering=0)) as old:
         assert old.read(10) == content['other'][:10]
         with place.open() as repo:
             repo.delete('other')
-        # The kernel need not ask for a second.
+        # The kernel may trust its cached name for a second.
         repositories.eventually(lambda: not (mount / 'other').exists())
         assert 'other' not in os.listdir(mount.directory)
         new = repositories.noise(len(content['other']), 77)
@@ -258,7 +258,7 @@ def test_deleted_while_open(place, source, content):
         assert old.readall() == content['other']
         assert os.fstat(old.fileno()).st_ino != os.stat(
             mount / 'other').st_ino
-        # Replaced at once, while the kernel still has the name.
+        # The image is replaced at once, while the kernel still has the name.
         for seed in range(5):
             assert (mount / 'other').stat().st_size
             new = repositories.noise(100_000 + seed, seed)
@@ -270,7 +270,7 @@ def test_deleted_while_open(place, source, content):
 
 
 def test_damage(place, source, content):
-    """An error for what does not verify (I7), and the rest is there."""
+    """Reading damaged blocks is an error (I7); the rest can be read."""
     data = repositories.noise(300 * BLOCK, 5)
     with place.open(codec='none') as repo:
         repositories.put(repo, 'bad', data)
@@ -290,7 +290,7 @@ def test_damage(place, source, content):
             else:
                 assert found == data[offset:offset + BLOCK]
         assert len(bad) == 1
-        # Told, though not each time.
+        # The damage is logged, though not each time.
         lines = mount.text().splitlines()
         assert 0 < len(lines) < 5
         assert f'groups/{last.group:08x}' in mount.text()
@@ -305,7 +305,7 @@ def test_damage(place, source, content):
     ('repository', signal.SIGTERM), ('daemon', signal.SIGINT),
     ('repository', signal.SIGHUP)])
 def test_signals(place, source, number):
-    """They end it, also while a file is open."""
+    """A signal ends the program, even while a file is open."""
     with place.mount(source) as mount:
         fd = os.open(mount / 'image', os.O_RDONLY)
         assert os.read(fd, 1)
@@ -357,7 +357,10 @@ def test_a_daemon_that_does_not_come_back(place):
 
 
 def test_an_image_that_is_another_when_the_daemon_is_back(place, content):
-    """What of it is in the page cache is of the old one: an error."""
+    """Reading an image that was replaced meanwhile is an error.
+
+    Its bytes in the page cache are the old image's.
+    """
     with place.mount('daemon', before=PATIENT) as mount:
         with open(mount / 'image', 'rb', buffering=0) as file:
             assert file.read(10) == content['image'][:10]
@@ -373,7 +376,7 @@ def test_an_image_that_is_another_when_the_daemon_is_back(place, content):
 
 
 def test_on_a_compute_host(tmp_path):
-    """Files that are not listed come when they are named."""
+    """Files that are not listed are found by their names."""
     data = repositories.mixture(8 * MIB)
     with nbd.compute_host(tmp_path, image=data) as (cache, _), Mount(
             tmp_path, '--socket', cache.socket) as mount:
@@ -385,7 +388,7 @@ def test_on_a_compute_host(tmp_path):
             lambda: os.listdir(mount.directory) == ['image'])
 
 
-# -- who, and how -------------------------------------------------------------
+# -- users, and options -------------------------------------------------------
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
 @pytest.mark.parametrize('allowed', [False, True])
@@ -403,7 +406,7 @@ def test_other_users(place, source, allowed):
 
 
 def refused(place, *arguments, before='', status=2):
-    """What the program says that does not begin."""
+    """Return the error of a program that does not start."""
     done = subprocess.run(
         command(place, *arguments, before=before), cwd=daemons.ROOT,
         capture_output=True, text=True, timeout=LIMIT,
@@ -439,7 +442,7 @@ def test_what_does_not_begin(tmp_path, place):
 @pytest.mark.needs('bootimage', 'guest', 'qemu')
 @pytest.mark.timeout(300)
 def test_a_guest_boots(tmp_path):
-    """From the file, with one of its own over it."""
+    """A guest boots from the file, with a writable layer of its own."""
     place = Place(tmp_path, {})
     with place.open() as repo:
         repo.put('boot', disk_images.images().raw)

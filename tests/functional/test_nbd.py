@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images over NBD: others' clients, guests, and whoever sends anything."""
+"""Images over NBD: other projects' clients, guests, and hostile clients."""
 
 import concurrent.futures
 import contextlib
@@ -24,7 +24,7 @@ from tests.support import repositories
 
 BLOCK = 4096
 MIB = 1 << 20
-#: What the tests' daemons have at most, besides what is to be measured.
+#: The daemons of most tests allow no more connections.
 MAX_CONNECTIONS = 300
 
 
@@ -52,7 +52,7 @@ def repository(tmp_path_factory, content):
 
 
 class Daemon(daemons.Daemon):
-    """One that serves NBD, too."""
+    """A daemon that serves NBD, too."""
 
     def __init__(self, repository, **options):
         super().__init__(repository, **options)
@@ -74,7 +74,7 @@ class Daemon(daemons.Daemon):
 
 @pytest.fixture(scope='module')
 def daemon(repository):
-    """One that waits as long as the tests do."""
+    """A daemon that waits as long as the tests do."""
     with Daemon(repository, header_timeout=nbd.LIMIT, write_timeout=nbd.LIMIT,
                 max_connections=MAX_CONNECTIONS) as process:
         yield process.start().wait_for_catalog()
@@ -105,7 +105,7 @@ def run(program, *arguments, status=0, limit=nbd.LIMIT):
     return done.stdout + done.stderr
 
 
-# -- others' clients ----------------------------------------------------------
+# -- other projects' clients --------------------------------------------------
 
 @pytest.mark.needs('qemu')
 def test_qemu_img(daemon, content, tmp_path):
@@ -114,7 +114,7 @@ def test_qemu_img(daemon, content, tmp_path):
         file.write_bytes(data)
         facts = json.loads(run('qemu-img', 'info', '--output=json', '-f',
                                'raw', uri))
-        # It counts in sectors.
+        # qemu-img counts in sectors.
         assert facts['virtual-size'] == -(-len(data) // 512) * 512
         run('qemu-img', 'compare', '-f', 'raw', '-F', 'raw', file, uri)
         run('qemu-img', 'convert', '-f', 'raw', '-O', 'raw', uri,
@@ -126,12 +126,12 @@ def test_qemu_img(daemon, content, tmp_path):
 
 @pytest.mark.needs('qemu')
 def test_qemu_skips_zeros(daemon, content, tmp_path):
-    """As it finds them by the metadata context."""
+    """qemu-img finds the zeros by the metadata context, and skips them."""
     before = daemon.counts()['bytes']
     run('qemu-img', 'convert', '-f', 'raw', '-O', 'raw', daemon.uri('other'),
         tmp_path / 'copy')
     assert (tmp_path / 'copy').read_bytes() == content['other']
-    # Something at the start is read to find out what the image is.
+    # Some bytes at the start are read to find the image's format.
     assert daemon.counts()['bytes'] - before < 3 * MIB + 65536
     assert os.stat(tmp_path / 'copy').st_blocks * 512 < 4 * MIB
 
@@ -228,7 +228,7 @@ def test_options(daemon, content):
         assert told[b'\0\1'] == b'image'
         assert told[b'\0\2'].decode() == f'upload {upload[1:-1]}'
         assert told[b'\0\3'] == struct.pack('>III', 1, BLOCK, 32 * MIB)
-        # After INFO the haggling goes on.
+        # After INFO the negotiation continues.
         assert [kind for kind, _ in option(nbd.INFO, nbd.name_and(
             b'empty'))] == [nbd.INFORMATION, nbd.ACK]
         assert option(nbd.ABORT, b'ignored') == [(nbd.ACK, b'')]
@@ -244,7 +244,7 @@ def test_names_that_there_are_not(daemon, name):
         for option in (nbd.INFO, nbd.GO):
             (kind, text), = session.option(option, nbd.name_and(name))
             assert kind == nbd.UNKNOWN and text.decode()
-        # And it goes on.
+        # The negotiation continues.
         assert session.option(nbd.GO, nbd.name_and(b'image'))[-1][0] == (
             nbd.ACK)
     require_alive(daemon)
@@ -267,7 +267,7 @@ def test_contexts(daemon):
             assert ask(nbd.SET_CONTEXTS, *queries) == none
         assert ask(nbd.SET_CONTEXTS, b'x:y', b'base:allocation')[0] == (
             nbd.CONTEXT, b'\0\0\0\1base:allocation')
-        # What is set last counts; nothing is set now.
+        # The last setting counts; no context is set now.
         assert ask(nbd.SET_CONTEXTS) == none
         session.structured = True
         assert session.option(nbd.GO, nbd.name_and(b'image'))[-1] == none[0]
@@ -311,7 +311,7 @@ def send_all(session, asked):
 
 
 def test_many_requests_at_once(daemon, content):
-    """Answers come in any order, each whole."""
+    """Answers come in any order, each complete."""
     data = content['other']
     rng = random.Random(6)
     for structured in (False, True):
@@ -330,7 +330,8 @@ def test_many_requests_at_once(daemon, content):
                 offset, length = asked[cookie]
                 if structured:
                     (at, found), last = found
-                    # A reply of one chunk, as they are that small.
+                    # Each read has a reply of one chunk, as they are that
+                    # small.
                     assert last and at == offset
                 assert found == data[offset:offset + length]
                 del asked[cookie]
@@ -354,7 +355,7 @@ def test_extents(daemon, content):
                     assert not status or not any(data[at:at + length])
                     at += length
                 assert at == end if flags == 0 else at <= end
-        # Every block of zeros is told of.
+        # The status shows every block of zeros.
         zeros = sum(length for length, status in session.answer(
             nbd.STATUS, 0, len(data))[1] if status)
         with repositories.open_repository(
@@ -364,7 +365,7 @@ def test_extents(daemon, content):
 
 @pytest.mark.parametrize('structured', [False, True])
 def test_what_is_refused(daemon, content, structured):
-    """And the session goes on."""
+    """Wrong requests are refused, and the session stays usable."""
     data = content['image']
     size = len(data)
     with daemon.export('image', structured=structured) as session:
@@ -389,20 +390,20 @@ def test_what_is_refused(daemon, content, structured):
         for length in (0, 1, 100_000, 32 * MIB):
             session.send_request(nbd.WRITE, 0, length, data=bytes(length))
             assert session.reply({1: 0})[1] == nbd.EPERM
-        # What changes nothing is done.
+        # Requests that change no data are carried out.
         assert session.answer(nbd.FLUSH) == (0, b'')
         assert session.answer(nbd.CACHE, 5, size - 5) == (0, b'')
         assert session.read(0, 100) == data[:100]
         session.send_request(nbd.READ, 0, 1000)
         session.send_request(nbd.DISC)
-        # What was asked before is answered.
+        # Requests from before the end are answered.
         assert session.reply({1: 1000})[1] == 0
         assert session.gone()
     require_alive(daemon)
 
 
 def test_large_images(tmp_path):
-    """Offsets beyond 32 bits; and zeros without end cost nothing."""
+    """Offsets beyond 32 bits work; long zeros take no memory."""
     path = repositories.create(tmp_path / 'large')
     end = repositories.noise(10_000)
     size = (9 << 30) + len(end)
@@ -418,12 +419,12 @@ def test_large_images(tmp_path):
             assert session.read(size - 5000, 5000) == end[-5000:]
             assert session.answer(nbd.STATUS, 5, (1 << 32) - 1) == (
                 0, [((1 << 32) - 1, 3)])
-            # In one piece there are not so many.
+            # A single piece cannot have so many bytes.
             assert session.answer(nbd.READ, 0, 32 * MIB + 1, flags=nbd.DF)[
                 0] == nbd.EINVAL
             before = daemon.memory('VmHWM')
             session.send_request(nbd.CACHE, 0, 128 * MIB)
-            # In chunks, as many as it takes.
+            # The answer comes in as many chunks as it takes.
             session.send_request(nbd.READ, 1, 128 * MIB, cookie=2)
             left, over = 128 * MIB, False
             while not over:
@@ -436,10 +437,10 @@ def test_large_images(tmp_path):
             assert daemon.memory('VmHWM') - before < 32 * MIB
 
 
-# -- those who send anything --------------------------------------------------
+# -- hostile clients ----------------------------------------------------------
 
 def beginnings():
-    """What a session may begin with, piece by piece."""
+    """Yield possible beginnings of a session, piece by piece."""
     flags = struct.pack('>I', 3)
     yield flags, b''
     for option, data in (
@@ -454,7 +455,7 @@ def beginnings():
 
 
 def test_every_beginning_cut_off(daemon):
-    """At each byte, with the connection closed behind it."""
+    """The daemon survives a session that ends at any byte of these."""
     for flags, option in beginnings():
         whole = flags + option
         for end in range(len(whole)):
@@ -465,7 +466,7 @@ def test_every_beginning_cut_off(daemon):
 
 
 def test_every_option_with_wrong_lengths(daemon):
-    """The data of an option cut off, though announced as they are."""
+    """Options whose data is cut off, too long or inconsistent are refused."""
     for option, data in ((nbd.INFO, nbd.name_and(b'image', 1, 3)),
                          (nbd.GO, nbd.name_and(b'image', 1, 3)),
                          (nbd.SET_CONTEXTS, nbd.contexts(
@@ -479,7 +480,7 @@ def test_every_option_with_wrong_lengths(daemon):
             (kind, _), = session.option(option, data + b'\0')
             assert kind == nbd.INVALID
             for at in (0, 4 + 5):
-                # A length, or a count, that there cannot be.
+                # Such a length, or count, is impossible.
                 wrong = data[:at] + b'\xff\xff\xff\xff' + data[at + 4:]
                 (kind, _), = session.option(option, wrong)
                 assert kind == nbd.INVALID, (option, at)
@@ -488,7 +489,7 @@ def test_every_option_with_wrong_lengths(daemon):
 
 @pytest.mark.parametrize('begin', ['haggling', 'reading'])
 def test_hung_up_on(own, begin):
-    """And the log has a line."""
+    """The daemon disconnects such a client, and logs a line."""
     beginnings = [
         struct.pack('>I', 0), struct.pack('>I', 2), struct.pack('>I', 7),
         b'\xff\xff\xff\xff', b'GET / HTTP/1.1\r\n\r\n' * 2,
@@ -513,7 +514,7 @@ def test_hung_up_on(own, begin):
 
 
 def test_a_flood_of_bad_clients(own):
-    """They do not fill the disk by the log."""
+    """The log stays short."""
     begin = time.monotonic()
     for _ in range(300):
         with own.session() as session:
@@ -527,7 +528,7 @@ def test_a_flood_of_bad_clients(own):
 
 
 def test_any_bytes(daemon):
-    """Seeded noise, and good messages with some bytes changed."""
+    """The daemon survives seeded noise, and messages with changed bytes."""
     rng = random.Random(11)
     good = [flags + option for flags, option in beginnings()]
     requests = b''.join(
@@ -552,12 +553,12 @@ def test_any_bytes(daemon):
 
 
 def ask_much(stack, daemon, sessions):
-    """Thousands of requests, and none of the answers is read."""
+    """Send thousands of requests, and read none of the answers."""
     for number in range(sessions):
         session = stack.enter_context(daemon.export(
             'other', structured=number % 2))
         session.socket.setblocking(False)
-        # The daemon takes no more, or it has cut off the session already.
+        # The daemon takes no more, or it has ended the session already.
         with contextlib.suppress(BlockingIOError, ConnectionError):
             for cookie in range(2000):
                 session.send_request(nbd.READ, 0, 5 * MIB, cookie=cookie)
@@ -573,7 +574,7 @@ def test_who_reads_no_answers(repository, content):
         with daemon.export('image') as session:
             assert session.read(0, 6_000_000) == (
                 content['image'][:6_000_000])
-        # What is shared, a piece for each, and 6,400 requests.
+        # The limit is the shared memory, a piece for each, and 6,400 requests.
         assert daemon.memory() - before < (256 + 25 + 180) * MIB
         require_alive(daemon)
 
@@ -588,14 +589,14 @@ def test_who_reads_no_answers_is_cut_off(repository):
 
 
 def test_deadlines(repository, content):
-    """A message has its time, and there is no limit between two."""
+    """A message has a time limit, and a pause between two has none."""
     with Daemon(repository, header_timeout=2) as daemon:
         daemon.start()
         with (daemon.export('image') as idle, daemon.export('image') as half,
               daemon.session() as silent, daemon.session() as slow):
             since = time.monotonic()
             half.send(b'\x25\x60')
-            # A test that stands still is cut off here already.
+            # After a pause of this test the session may be over already here.
             with contextlib.suppress(BrokenPipeError):
                 slow.haggle().send(b'IHAVE')
             for session in (silent, slow, half):
@@ -607,7 +608,7 @@ def test_deadlines(repository, content):
 
 def test_limit_of_connections(daemon, content):
     with contextlib.ExitStack() as stack:
-        # Those that ask for nothing give way to others.
+        # Sessions without a request are closed in favour of others.
         haggling = [stack.enter_context(daemon.session())
                     for _ in range(MAX_CONNECTIONS)]
         stack.enter_context(daemon.export('image'))
@@ -643,7 +644,7 @@ def test_wrong_user(daemon):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
 def test_users(own):
-    """Those of this socket are not those of the other; on SIGHUP, too."""
+    """The socket has users of its own; SIGHUP changes them."""
     path = str(own.nbd)
     assert daemons.connect_as(path, 65534, b'x') is None
     own.write_config(nbd_users='65534')
@@ -657,7 +658,7 @@ def test_users(own):
     own.wait_for(lambda: daemons.connect_as(path, 65534, b'x') is None)
 
 
-# -- images that are not what they were ---------------------------------------
+# -- images that change -------------------------------------------------------
 
 def damage_last_block(path, group=1):
     found = repositories.Group(path, group)
@@ -667,7 +668,7 @@ def damage_last_block(path, group=1):
 
 @pytest.mark.parametrize('structured', [False, True])
 def test_damage(tmp_path, structured):
-    """An error for what does not verify, and bytes for the rest (I7)."""
+    """Reading a damaged block is an error; the rest can be read (I7)."""
     data = repositories.noise(400 * BLOCK)
     path = repositories.create(tmp_path / 'damaged', group_slots=512)
     with repositories.open_repository(path, codec='none') as opened:
@@ -685,16 +686,16 @@ def test_damage(tmp_path, structured):
                     bad.append(offset)
                 else:
                     assert found == data[offset:offset + BLOCK]
-            # One block, of the last that were stored.
+            # It is one block, of the last that were stored.
             assert len(bad) == 1
-            # A read over it fails, but not those beside it.
+            # A read over it fails, but reads beside it succeed.
             for _ in range(3):
                 error, found = session.answer(nbd.READ, 0, len(data))
                 assert error == nbd.EIO
             assert session.answer(nbd.CACHE, 0, len(data))[0] == nbd.EIO
             assert session.read(0, bad[0]) == data[:bad[0]]
         assert daemon.counts()['errors'] == 5
-        # Told once, with the file.
+        # The damage is logged once, with the file.
         lines = [line for line in daemon.text().splitlines()
                  if 'cannot be read at' in line]
         assert len(lines) == 1 and 'groups/00000001' in lines[0]
@@ -743,26 +744,26 @@ def test_deleted_while_exported(own, content):
         assert session.read(0, len(content['image'])) == content['image']
 
 
-# -- images that are on their way ---------------------------------------------
+# -- images that arrive -------------------------------------------------------
 
 def test_on_a_compute_host(tmp_path):
-    """An image that is not here comes when it is named, any part first."""
+    """An absent image is fetched when it is named, any part first."""
     data = repositories.noise(48 * MIB)
     with nbd.compute_host(tmp_path, image=data, other=b'other') as (
             cache, link):
         path = cache.options['nbd_socket']
         with nbd.Session(path) as session:
-            # Nothing is here; and what is nowhere is not known.
+            # No image is here, and an image that exists nowhere is unknown.
             assert session.haggle().option(nbd.LIST) == [(nbd.ACK, b'')]
             assert session.option(nbd.GO, nbd.name_and(b'nothing'))[0][
                 0] == nbd.UNKNOWN
-        # As much as is asked for at once, and some more.
+        # This is as much as is requested at once, and some more.
         link.allow(24 * MIB)
         with nbd.Session(path).go(b'image') as session:
             assert session.size == len(data)
             assert session.read(0, BLOCK) == data[:BLOCK]
             repositories.eventually(lambda: link.left < 65536)
-            # The end does not wait for all that lies before it.
+            # A read of the end does not wait for all bytes before it.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 end = pool.submit(session.read, len(data) - BLOCK, BLOCK)
                 link.allow(16 * MIB)
@@ -779,7 +780,7 @@ def test_on_a_compute_host(tmp_path):
             assert session.read(0, len(data)) == data
             repositories.eventually(lambda: 'image' in [
                 image['image_id'] for image in cache.client().images()])
-            # The same session goes on with the image that is here.
+            # The same session continues with the image that is here.
             assert session.read(5, MIB) == data[5:MIB + 5]
         with nbd.Session(path) as session:
             assert len(session.haggle().option(nbd.LIST)) == 2
@@ -791,7 +792,7 @@ def test_on_a_compute_host(tmp_path):
 # -- the daemon's end ---------------------------------------------------------
 
 def test_stop(own, content):
-    """A guest that waits keeps no daemon from its end."""
+    """A waiting guest does not keep the daemon from ending."""
     with own.export('image') as session, own.session() as other:
         assert session.read(0, 10) == content['image'][:10]
         assert own.stop() == 0
@@ -801,16 +802,17 @@ def test_stop(own, content):
 
 
 def test_stop_in_the_middle(own, content):
-    """What is being answered is answered."""
+    """A running answer is completed."""
     with own.export('image', structured=False) as session:
         session.send_request(nbd.READ, 0, 6_000_000)
         session.receive(16)
         own.process.send_signal(signal.SIGTERM)
-        # More than the kernel's buffers have: it cannot be over yet.
+        # The answer is more than the kernel's buffers: it cannot be over yet.
         repositories.eventually(lambda: not own.nbd.exists())
         assert session.receive(6_000_000) == content['image'][:6_000_000]
         assert session.gone()
-        # It is ending: a second SIGTERM might come when nothing handles it.
+        # The daemon is ending: a second SIGTERM might meet no handler any
+        # more.
         assert own.process.wait(nbd.LIMIT) == 0
     assert 'cut off' not in own.text()
 
@@ -830,12 +832,12 @@ class QemuIO:
         self._process.stdin.flush()
 
     def end(self):
-        """All that it said, when it has done everything."""
+        """Return all its output, when it has done everything."""
         return self._process.communicate('quit\n', timeout=nbd.LIMIT)[0]
 
 
 def described(daemon, image_id, **fields):
-    """An image as QEMU's options name it."""
+    """Return QEMU's options for an image."""
     return 'json:' + json.dumps({'driver': 'raw', 'file': {
         'driver': 'nbd', 'export': image_id,
         'server': {'type': 'unix', 'path': str(daemon.nbd)}, **fields}})
@@ -844,7 +846,7 @@ def described(daemon, image_id, **fields):
 @pytest.mark.needs('qemu')
 @pytest.mark.parametrize('delay', [0, 60])
 def test_killed(own, delay):
-    """QEMU connects to the next daemon if it is told to; else it fails."""
+    """With a delay QEMU connects to the next daemon; without, reads fail."""
     reader = QemuIO(described(own, 'image', **{'reconnect-delay': delay}))
     reader.send('read 0 4096')
     own.wait_for(lambda: own.counts()['bytes'] >= 4096)
@@ -868,7 +870,7 @@ def test_killed(own, delay):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_guest_boots_though_the_daemon_is_killed(tmp_path):
-    """With a file over the image; most of the image is never read."""
+    """A guest with a file over the image boots, and reads little of it."""
     raw = disk_images.images().raw
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as opened:
@@ -895,7 +897,7 @@ def test_a_guest_boots_though_the_daemon_is_killed(tmp_path):
 
 @pytest.mark.long
 def test_a_guest_boots_from_an_image_on_its_way(tmp_path):
-    """It is up before the image is on its host."""
+    """The guest runs before the image is on its host."""
     with nbd.compute_host(tmp_path, boot=disk_images.images().raw) as (cache,
                                                                        link):
         # The image's blocks, which take 54 MiB, come in 27 s at the soonest.

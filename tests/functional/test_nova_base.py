@@ -2,7 +2,8 @@
 
 """``dedupd-nova-base``: links in Nova's ``_base`` that lead into its mount.
 
-With a real FUSE, a real Glance, the storing host's daemon and the cache's.
+The tests use a real FUSE, a real Glance, the storing host's daemon and the
+cache's.
 """
 
 import concurrent.futures
@@ -32,12 +33,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs('fuse')]
 
 MIB = 1 << 20
 LIMIT = 60
-#: What the log says of a read that waits.
+#: The log's line about a read that waits.
 WAITS = 'A read of image'
-#: nobody: FUSE wants a user with a name.
+#: This is nobody: FUSE requires a user with a name.
 USER = 65534
 noise = repositories.noise
-# Looks at everything more often, and waits for dedupd for AWAY seconds.
+# The program checks everything more often, and waits for dedupd for AWAY
+# seconds.
 PROGRAM = (
     'import sys; '
     'from dedupd.compute.novabase import image_contents, link_sync, main; '
@@ -56,7 +58,7 @@ def fuse():
 @pytest.fixture(scope='module')
 def storing(tmp_path_factory):
     host = cache_harness.Storing(tmp_path_factory.mktemp('storing'))
-    # As before Glance inspected what is uploaded.
+    # This is as before Glance inspected uploads.
     host.glance.options = {**host.glance.options, 'image_format': {
         'require_image_format_match': False}}
     with host:
@@ -132,7 +134,7 @@ class Host:
         return self
 
     def seen(self, path):
-        """A path in the mounts that Nova sees."""
+        """Return a path in the mounts that Nova sees."""
         return f'/proc/{self.process.pid}/root{path}'
 
     def unmount(self):
@@ -179,7 +181,7 @@ class Host:
 
     @contextlib.contextmanager
     def reading_the_end(self, link):
-        """An open file of 8 MiB, and a read of its last bytes that waits."""
+        """Yield an open file of 8 MiB, and a read of its end that waits."""
         with open(link, 'rb', 0) as f, (
                 concurrent.futures.ThreadPoolExecutor(2)) as threads:
             self.begin(link, threads)
@@ -296,16 +298,16 @@ def test_a_read_waits_while_dedupd_is_away_and_stat_does_not(host, ops):
           contextlib.ExitStack() as stack):
         host.begin(link, threads)
         files = [stack.enter_context(open(link, 'rb', 0)) for _ in range(20)]
-        # Apart from each other, so that none waits for the page of another.
+        # The offsets are far apart, so that no read waits for another's page.
         offsets = [2 * MIB + n * (MIB // 4) for n in range(len(files))]
         reads = [threads.submit(os.pread, f.fileno(), 4096, offset)
                  for f, offset in zip(files, offsets)]
         host.daemon.kill()
         try:
             host.wait_for(lambda: WAITS in host.text())
-            # What has arrived, a MiB, may be of a few of them.
+            # The MiB that has arrived may serve a few of them.
             assert sum(reading.done() for reading in reads) < len(reads) // 2
-            # The link goes soon after it is known that dedupd is away.
+            # The link is removed soon after dedupd stopped answering.
             names = subprocess.run(
                 ['ls', '-l', host.mounted], check=True, capture_output=True,
                 timeout=LIMIT, text=True).stdout
@@ -349,7 +351,7 @@ def test_a_read_waits_while_the_disk_is_full(tmp_path, storing, ops):
 
 
 def test_a_read_waits_while_a_block_is_wrong(host, storing, ops):
-    """The storing host's disk has it wrong, until somebody mends it."""
+    """A read waits until the storing host's wrong block is repaired."""
     data = noise(8 * MIB, 25)
     link = host.wait_for_link(store(ops, data))
     place = data[5 * MIB:5 * MIB + 4096]
@@ -370,7 +372,7 @@ def test_a_read_waits_while_a_block_is_wrong(host, storing, ops):
 
 
 def test_an_image_that_is_another_one_loses_its_link(host, storing, ops):
-    """Nova then downloads it, and the cache leaves it to Glance."""
+    """Nova then downloads the image, and the cache leaves it to Glance."""
     image_id, data = str(uuid.uuid4()), noise(8 * MIB, 31)
     test_cache_proxy.other_there(storing, ops, image_id, data,
                                  noise(8 * MIB, 32))
@@ -378,7 +380,7 @@ def test_an_image_that_is_another_one_loses_its_link(host, storing, ops):
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         reading = threads.submit(os.pread, fd, 4096, 0)
         host.wait_for_no_link(image_id)
-        # Somebody may have planted it: a guest gets none of its bytes.
+        # The image may be forged: a guest gets none of its bytes.
         assert not reading.done()
         host.process.terminate()
         with pytest.raises(OSError):
@@ -388,7 +390,7 @@ def test_an_image_that_is_another_one_loses_its_link(host, storing, ops):
 
 
 def test_a_deactivated_image_comes_all_the_same(host, ops):
-    """A guest that has it open can read all of it."""
+    """A guest that has the image open can read all of it."""
     data = noise(8 * MIB, 26)
     image_id = store(ops, data)
     link = host.wait_for_link(image_id)
@@ -463,7 +465,7 @@ def test_a_deleted_image_stays_while_it_is_open(host, ops):
         f.seek(0)
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert f.read() == data
-    # A server that is shut off may start again, until Nova says otherwise.
+    # A stopped server may start again, until Nova removes the link.
     host.refreshed(ops)
     assert link.is_symlink()
     link.unlink()
@@ -472,7 +474,7 @@ def test_a_deleted_image_stays_while_it_is_open(host, ops):
 
 
 def test_a_deleted_image_comes_all_the_same(host, ops):
-    """Also if the daemon is killed: the storing host keeps it (I12)."""
+    """The image stays readable, even if the daemon is killed (I12)."""
     data = noise(8 * MIB, 16)
     image_id = store(ops, data)
     link = host.wait_for_link(image_id)
@@ -523,7 +525,7 @@ def test_a_deleted_image_that_nobody_has_fails_its_reads(host, storing, ops):
 
 
 def test_an_image_deleted_through_the_cache_stays(host, storing, ops):
-    """A server that is shut off needs it to start again."""
+    """The image and its link stay, for stopped servers that start again."""
     data = content(23)
     image_id = store(ops, data)
     link = host.wait_for_link(image_id)
@@ -557,7 +559,7 @@ def test_a_restart_of_dedupd_removes_no_link(host, ops):
     host.mount()
     link = host.wait_for_link(image_id)
     host.daemon.kill()
-    # The second look begins when the first has dealt with the links.
+    # The second check begins when the first has dealt with the links.
     host.wait_for(
         lambda: host.text().count('dedupd does not answer') >= 2)
     assert link.is_symlink()
@@ -570,7 +572,7 @@ def test_a_new_mount_shows_what_the_last_one_did(host, ops, storing):
     image_id = store(ops, content(19))
     link = host.wait_for_link(image_id)
     host.unmount()
-    assert not os.path.exists(link)     # so that Nova would download it
+    assert not os.path.exists(link)     # Nova would then download it
     storing.glance.stop()
     try:
         host.mount()
@@ -653,7 +655,10 @@ def require_reads(host, ops, data):
 
 
 def test_it_needs_no_root(tmp_path, storing, ops):
-    """Only the line in ``/etc/fuse.conf``, so that libvirt's user may read."""
+    """The mount only needs a line in ``/etc/fuse.conf``, and no root.
+
+    The line lets libvirt's user read.
+    """
     host = Unprivileged(tmp_path, storing)
     host.daemon.start().wait_for_catalog()
     with pytest.raises(AssertionError, match='user_allow_other'):
@@ -665,7 +670,10 @@ def test_it_needs_no_root(tmp_path, storing, ops):
 
 
 def test_another_process_mounts_for_a_confined_one(tmp_path, storing, ops):
-    """As the unit has it: no new privileges, and a name space of its own."""
+    """A process without privileges, in a name space, gets its mount.
+
+    This is as in the unit.
+    """
     host = Unprivileged(tmp_path, storing)
     host.conf.write_text('user_allow_other\n')
     host.mounter = host.prefix
@@ -679,7 +687,7 @@ def test_another_process_mounts_for_a_confined_one(tmp_path, storing, ops):
 
 
 def test_it_can_replace_nothing_of_novas(tmp_path, storing, ops):
-    """In a directory without the sticky bit, it could."""
+    """The mount requires the sticky bit, and cannot replace Nova's files."""
     host = Unprivileged(tmp_path, storing)
     host.conf.write_text('user_allow_other\n')
     host.base.chmod(0o777)
@@ -707,7 +715,7 @@ def as_user(group, *command):
 
 
 def test_only_the_group_reads_the_mount(tmp_path, host, ops):
-    """Any other user of the host would read every image of the account."""
+    """A user outside of the group can read no image of the mount."""
     link = host.wait_for_link(store(ops, content(28)))
     path = os.readlink(link)
     open_for_all(tmp_path)

@@ -65,12 +65,12 @@ def store(server, tmp_path, prefix):
 
 @pytest.fixture
 def through(server, proxy, faults, tmp_path, prefix):
-    """The store behind a proxy that does what `faults` says."""
+    """The store behind a proxy with the faults of `faults`."""
     behind = Through(server, proxy)
     with object_store.ObjectStore(
             behind.location(prefix),
             behind.credentials(tmp_path / 'through')) as opened:
-        # Logs in, where this is a request of its own.
+        # This logs in, where that is a request of its own.
         assert opened.keys(f'{prefix}/nothing/') == []
         faults.seen.clear()
         yield opened
@@ -92,7 +92,7 @@ def source(tmp_path, content):
         yield opened
 
 
-# -- what a store does --
+# -- a store's operations --
 
 def test_ranges_are_those_of_the_object(store, source, content, prefix):
     key = f'{prefix}/g/one'
@@ -149,7 +149,7 @@ def test_a_range_behind_the_end(store, source, prefix):
 
 
 def test_a_container_that_is_not_there(server, tmp_path, prefix):
-    """All of it may come back, so nothing counts as lost."""
+    """The whole container may come back, so no object counts as lost."""
     credentials = server.credentials(tmp_path / 'credentials')
     named = server.location(prefix).fields() | {'container': 'missing'}
     with object_store.ObjectStore(
@@ -183,7 +183,7 @@ def test_credentials_are_replaced_while_it_runs(server, source, tmp_path,
         server.credentials(tmp_path / 'credentials')
         assert renewed.put(f'{prefix}/g', source) == SIZE
         wrong(server, tmp_path / 'credentials')
-        assert renewed.get(f'{prefix}/g', 0, 9)     # nobody refused it
+        assert renewed.get(f'{prefix}/g', 0, 9)     # no server refused it
 
 
 # -- servers and networks that fail --
@@ -211,7 +211,7 @@ def test_a_read_fails_at_last(through, faults, source, prefix, fault):
 
 
 def test_a_stale_404(through, faults, source, prefix):
-    """It is no error that passes by itself: the caller decides."""
+    """A 404 is not a transient error: the caller decides."""
     key = f'{prefix}/g'
     through.put(key, source)
     faults.plan(404, methods=('GET',))
@@ -242,7 +242,8 @@ def test_a_server_that_takes_for_ever(through, faults, source, prefix, fault,
     through.put(key, source)
     monkeypatch.setattr(object_store, 'MIN_TIMEOUT', 0.3)
     monkeypatch.setattr(object_store, 'TRIES', 1)
-    # One that sends nothing at all is ended by the libraries' own limit.
+    # If a server sends no byte at all, the libraries' own limit ends the
+    # request.
     monkeypatch.setattr(object_store.backend_base, 'ANSWER_TIMEOUT', 0.5)
     with object_store.ObjectStore(through.location, through._path) as short:
         faults.plan(fault, methods=('GET',))

@@ -12,7 +12,7 @@ MAX_SIZE = 150_000
 
 
 def shape(path):
-    """A PNG's width and height; it must be small."""
+    """Return a PNG's width and height; it must be small."""
     data = path.read_bytes()
     assert data.startswith(b'\x89PNG\r\n\x1a\n')
     assert len(data) < MAX_SIZE
@@ -26,7 +26,7 @@ def test_the_picture_is_small():
 @pytest.mark.needs('browser')
 @pytest.mark.slow
 def test_the_picture_can_be_made_again(tmp_path):
-    """Of the same shape: times and places may differ."""
+    """A new picture has the same shape; times and places may differ."""
     page_picture.make(tmp_path / 'page.png')
     width, height = shape(tmp_path / 'page.png')
     then = shape(page_picture.PICTURE)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the comparison with peers rests on: see ``benchmarks/peers.py``."""
+"""The parts of the comparison with peers; see ``benchmarks/peers.py``."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def load(monkeypatch):
-    """Imports a benchmark, whose modules find one another."""
+    """Yields a function that imports a benchmark, with its modules."""
     monkeypatch.syspath_prepend(BENCHMARKS)
 
     def imported(name):
@@ -58,7 +58,7 @@ def test_bytes_that_are_not_zeros_are_counted_in_blocks(load, tmp_path):
         f.seek(3 * BLOCK + 17)
         f.write(b'x')
         f.seek(100 * BLOCK)
-        f.write(bytes(8 * BLOCK))   # written, and yet zeros
+        f.write(bytes(8 * BLOCK))   # written zeros
         f.seek(MIB)
         f.write(b'end')
     assert load('images').not_zeros(path) == BLOCK + 3
@@ -70,7 +70,7 @@ def test_a_moved_partition_has_the_same_bytes(load, tmp_path, data):
     images = load('images')
     source, target = tmp_path / 'source', tmp_path / 'target'
     with open(source, 'wb') as f:
-        f.write(data)               # what is in front of it stays behind
+        f.write(data)               # the bytes before it stay behind
         f.write(data[::-1])
         f.truncate(4 * MIB)
     images.move_partition(source, MIB, target, 63)
@@ -135,7 +135,7 @@ def test_a_command_has_a_limit(load, monkeypatch):
 
 
 def test_the_memory_is_that_of_the_command():
-    # By a small process: a new one counts what its parent had, too.
+    # A small process starts it: a new process counts its parent's memory, too.
     peak = subprocess.run(
         [sys.executable, '-c', 'import sys, peers; print(peers.run('
          'sys.executable, "-c", "x = bytearray(200 << 20)").peak)'],
@@ -190,7 +190,7 @@ def test_a_peer_that_fails_says_so(tmp_path, data):
 
 
 def test_ranges_are_shared(load, tmp_path, data):
-    """On XFS: what is equal is there once; nothing is changed."""
+    """On XFS, equal ranges are stored once, and no byte changes."""
     images = {'a': data, 'b': data[BLOCK:] + data, 'c': data[::-1] + data}
     with disks.mounted(tmp_path, 'xfs') as root:
         for name, content in images.items():
@@ -228,7 +228,7 @@ def test_the_same_figures_give_the_same_drawing(plot, tmp_path):
 
 
 def test_a_plot_is_refused_before_the_run(tmp_path):
-    """Where matplotlib is not installed."""
+    """Without matplotlib the option is an error at the start."""
     done = subprocess.run(
         [sys.executable, '-S', '-c', 'import sys, argparse;'
          f'sys.path.insert(0, {str(BENCHMARKS)!r}); import plot;'

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The power fails: what was not synced is gone, on real file systems.
+"""After a power loss only unsynced data is gone, on real file systems.
 
-A storm of uploads, reads, deletes and maintenance on an ext4 or xfs of its
-own; in the middle of it the file system is shut down, which drops all that is
-not on the disk, as a loss of power does. After the journal's recovery what is
-there is compared with what was acknowledged (the oracle is that of
-``storm.py``); the first steps must not read what is stored; and one
-accounting, merging and collection must leave nothing but the images' blocks.
-
+Each round is a storm of uploads, reads, deletes and maintenance on an ext4 or
+xfs of its own; in the middle of it the file system is shut down, which drops
+all data that is not on the disk, as a loss of power does. After the journal's
+recovery the images that are there are compared with the acknowledged ones (the
+oracle is that of ``storm.py``); the first steps must not read stored blocks;
+and one accounting, merging and collection must leave only the images' blocks.
 The filter lies on a tmpfs, and would be gone. In half of the rounds it stays,
-as another host's would, full of hints at blocks that were lost.
+as another host's would, full of hints to lost blocks.
 
-Needs root and loop devices. GLANCE_DEDUP_POWER_SEED chooses what is random.
+The tests need root and loop devices. GLANCE_DEDUP_POWER_SEED determines the
+random choices.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs('disks')]
 
 LIMIT = 180
 OTHERS_LIMIT = 300         # seconds; that of a test
-#: Images that are stored before anything else, and never touched.
+#: The number of images that are stored first, and never touched.
 BASE = 2
 BASE_BYTES = 1 << 20
 WORKERS = [storm.UPLOADER, storm.UPLOADER, storm.MIXED]
@@ -70,7 +70,7 @@ class Disk:
         if shutil.which(self.make[0]) is None:
             pytest.skip(f'there is no {self.make[0]}')
         with open(self.file, 'wb') as f:
-            f.truncate(512 << 20)       # of which little is ever written
+            f.truncate(512 << 20)       # little of it is ever written
         subprocess.run([*self.make, self.file], check=True, timeout=LIMIT)
         self.root.mkdir()
         self.mount(pytest.skip)
@@ -96,7 +96,7 @@ class Disk:
             check=True, timeout=LIMIT).stdout, OTHERS_LIMIT)
 
     def fail(self):
-        """From now on nothing reaches the disk, nor comes from it."""
+        """Shut down: from now on no byte reaches the disk, or leaves it."""
         fd = os.open(self.root, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, _SHUTDOWN, struct.pack('I', _NO_FLUSH))
@@ -111,7 +111,7 @@ class Disk:
 
     def close(self):
         if self.mounted:
-            # With the mount goes the loop device.
+            # The loop device goes with the mount.
             subprocess.run(['umount', '--lazy', self.root], timeout=LIMIT)
 
 
@@ -141,13 +141,13 @@ class Power:
             self.path, filter_dir=str(self.filter), **options)
 
     def store_base(self, image_id):
-        """One that nobody else touches; it fills groups."""
+        """Store an image that no worker touches; it fills groups."""
         self.base[image_id] = repositories.noise(BASE_BYTES, image_id)
         with self.open() as repo:
             repositories.put(repo, image_id, self.base[image_id])
 
     def storm(self, number):
-        """Until the power fails; returns the logs."""
+        """Work until the power fails; return the logs."""
         seconds = self.rng.uniform(0.05, 1.5)
         what = (f'GLANCE_DEDUP_POWER_SEED={self.seed}, round {number}: '
                 f'after {seconds:.3f} s')
@@ -164,14 +164,14 @@ class Power:
                     pids.append(storm.start_worker(
                         self.path, logs[-1], name, time.monotonic() + LIMIT,
                         steps=steps, filter_dir=str(self.filter)))
-                # Not before each is at work.
+                # The storm waits until each worker is at work.
                 repositories.eventually(lambda: all(
                     log.exists() and log.stat().st_size for log in logs))
                 time.sleep(seconds)
-                # The kernel has had no time to write anything by itself.
+                # The kernel has had no time to write any of it by itself.
                 self.store_base(f'last-{number}')
                 # xfs may answer the fsync of a directory with success when it
-                # has been shut down already; a machine answers nothing.
+                # has been shut down already; a machine sends no answer.
                 self.failed = time.monotonic()
                 self.disk.fail()
             finally:
@@ -194,7 +194,7 @@ class Power:
             for image_id in self.base:
                 assert repositories.read_all(
                     repo, image_id) == self.base[image_id]
-            # It was acknowledged, and that is all it was for.
+            # It was acknowledged, which was its only purpose.
             del self.base[f'last-{number}']
             repo.delete(f'last-{number}')
             contents = {**storm.judge_end(repo, uploads), **self.base}
@@ -203,9 +203,9 @@ class Power:
         soak_run.require_exact(self.path, contents)
 
     def require_clean(self):
-        """No damage, but of the catalog where data is written in any order.
+        """There is no damage, except of a catalog on unordered ext4.
 
-        LevelDB's log may then end with anything; the catalog is made anew.
+        LevelDB's log may then end with random bytes; the catalog is rebuilt.
         """
         damage = [str(found) for found in checker.check(self.path).findings
                   if found.severity == checker.DAMAGE
@@ -227,10 +227,10 @@ class Power:
             upload.deleted is not None for upload in uploads.values())
 
     def take_up_again(self):
-        """The first steps; they depend on what was in flight alone."""
+        """Check the first steps; only unfinished work affects their cost."""
         data = repositories.noise(50 * maintenance.BLOCK, 'again')
         before = io_of_this_thread()
-        # Another thread makes the filter anew, of which only a part is waited
+        # Another thread rebuilds the filter; only a part of that is waited
         # for.
         with self.open(threads=0) as repo:
             repositories.put(repo, 'again', data)
@@ -238,7 +238,7 @@ class Power:
             repo.delete('again')
             after = io_of_this_thread()
         read = after['rchar'] - before['rchar']
-        # Without a filter the fingerprint stores of 64 groups are read, about
+        # Without a filter the fingerprint tables of 64 groups are read, about
         # 600 KB with the rest; reading the blocks would take 2 MiB or more.
         assert read < BASE * BASE_BYTES / 2, f'{read} bytes were read'
         calls = after['syscr'] - before['syscr']

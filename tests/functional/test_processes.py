@@ -3,8 +3,8 @@
 """Four processes at once on one repository, against an oracle.
 
 Now and then one is killed and another takes its place; the test meanwhile
-takes locks as the collector would. What they do, and the oracle, is in
-``storm.py``.
+takes locks as the collector would. ``storm.py`` has their steps, and the
+oracle.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ NEVER = 10 ** 6         # seconds
 
 
 def be_collector_for_a_moment(path, rng):
-    """Lease and exclusive lock of a group, if they are free just now."""
+    """Take the lease and exclusive lock of a group, if they are free."""
     with open(path / 'locks' / 'groups', 'r+b') as f:
         group = rng.randrange(1, 20)
         for byte in rng.choice([
@@ -39,7 +39,7 @@ def be_collector_for_a_moment(path, rng):
 
 
 def run_workers(path, seconds, kill_every, names):
-    """Returns the logs' names and how many were killed."""
+    """Return the logs' names and how many workers were killed."""
     rng = random.Random()
     deadline = time.monotonic() + seconds
     logs, running, killed = [], {}, 0
@@ -89,13 +89,13 @@ def run_storm(path, seconds, kill_every=NEVER):
     names = itertools.count()
     logs, killed, uploads = [], 0, {}
     is_killing = kill_every < NEVER
-    # However slow the machine is, enough must have happened.
+    # However slow the machine is, enough work must have been done.
     while not is_enough(uploads) or (is_killing and not killed):
         more, more_killed = run_workers(path, seconds, kill_every, names)
         logs += more
         killed += more_killed
         uploads, reads = storm.read_logs(logs)
-        # Else all may be killed again before they have done anything.
+        # Otherwise all may be killed again before they have done any work.
         kill_every *= 2
     storm.judge_reads(uploads, reads)
     died = [u for u in uploads.values() if u.put is None and not u.refused]
@@ -103,7 +103,7 @@ def run_storm(path, seconds, kill_every=NEVER):
         storm.judge_end(repo, uploads)
         report = repositories.require_clean(path)
         assert report.figures['images'] == len(repo.images())
-        # Nothing of those that were killed is in the way.
+        # The killed workers have left no lock that is in the way.
         for image_id in {u.image_id for u in died}:
             with contextlib.suppress(exceptions.ImageNotFound):
                 repo.delete(image_id)

@@ -2,7 +2,7 @@
 
 """Limits on what projects store, through Glance itself, beside a daemon.
 
-Who asks is said by the headers that Keystone's middleware would set.
+Headers name the user, as Keystone's middleware would set them.
 """
 
 import json
@@ -56,7 +56,7 @@ def daemon(server, place):
 
 @pytest.fixture
 def as_project(server, daemon):
-    """A function that makes a project's client; deletes its images."""
+    """Yields a function that makes a project's client; deletes its images."""
     made = []
 
     def client(name):
@@ -102,7 +102,7 @@ def test_two_projects_that_share(as_project, daemon, place):
     alice, bob = as_project('alice'), as_project('bob')
     common = noise(3 * MIB)
     first = store(alice, common)
-    # What is there already takes nothing of a limit, however often.
+    # Blocks that are stored already take nothing of a limit, however often.
     copies = [store(bob, common) for _ in range(3)]
     daemon.run('account')
     found = projects(daemon)
@@ -129,7 +129,7 @@ def test_two_projects_that_share(as_project, daemon, place):
             'in this store, after deduplication and compression, and image '
             f'{image_id} would be over that. Delete images of the project and '
             'try again in some minutes, or ask for a higher limit.') in words
-    # Nothing of it is left, and the record can be used again.
+    # No part of it is left, and the record can be used again.
     assert recipes(place) == before
     assert bob.show(image_id)['status'] == 'queued'
     assert bob.list() and 'checksum' in bob.show(own)
@@ -141,7 +141,7 @@ def test_two_projects_that_share(as_project, daemon, place):
     assert projects(daemon)['bob']['stored_bytes'] == 0
     bob.upload(image_id, noise(3 * MIB, 3))
     assert bob.download(image_id) == noise(3 * MIB, 3)
-    # The owner of common data goes; the others keep it.
+    # The owner of common data deletes it; the others keep it.
     alice.delete(first)
     daemon.run('collect')
     assert bob.download(copies[0]) == common
@@ -157,7 +157,7 @@ def test_limits_of_their_own(as_project):
 
 
 def test_workers_at_once(as_project, daemon, place):
-    """Those that are committed first are seen by the others."""
+    """Workers count images that others committed before."""
     carol = as_project('carol')
     images = [carol.create(name='image')['id'] for _ in range(6)]
     together = threading.Barrier(len(images))
@@ -182,7 +182,7 @@ def test_workers_at_once(as_project, daemon, place):
 
 
 def test_an_import_over_the_limit(server, as_project, place):
-    """It fails in the background, as on a full disk."""
+    """The import fails in the background, as on a full disk."""
     dave = as_project('dave')
     store(dave, noise(3 * MIB, 20))
     image_id = dave.create(name='image')['id']

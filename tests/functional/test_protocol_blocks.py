@@ -59,8 +59,8 @@ def test_n7_1_maintainer_takes_a_new_spool_file_for_dead(
         file.close()
     assert run.outcomes[0]['error'] is None, run.outcomes[0]
     assert run.outcomes[1]['sha256'] == sha(1)
-    # The new file has another name, and the lock; all that the recipe's
-    # name leads to is the recipe that was locked.
+    # The new file has another name, and the lock; the recipe's name only leads
+    # to the recipe that was locked.
     created = [c.path for c in run.made()
                if c.is_('openat', f'spool/{kind}-*', 'create')]
     assert len(created) == len(set(created)) == 2
@@ -78,7 +78,7 @@ def test_n7_2_shared_lock_comes_before_the_entries(witness, path):
     intent = run.find('lock', 'locks/groups', str(INTENT), 'shared', step=1)
     lock = run.find('lock', 'locks/groups', str(SHARE), 'shared', step=1,
                     after=intent)
-    # What the filter's rebuild read before is for hints only.
+    # Reads of the filter's rebuild before are for hints only.
     record = run.find('pread', 'groups/00000001', '512', step=1, after=lock)
     entries = run.find('pread', 'groups/00000001', '4096', step=1,
                        after=record)
@@ -113,7 +113,7 @@ def test_n7_2_intent_counts_also_while_the_process_has_the_lock(coarse):
             assert repositories.group_lock_held(coarse, SHARE) == 'shared'
             with repositories.holding(coarse / 'locks' / 'groups', INTENT):
                 assert put(repo, 'third', noise(SIZE)).new_bytes == SIZE
-                # Who had it keeps it.
+                # The transaction that had the lock keeps it.
                 transaction.commit()
                 assert repositories.group_lock_held(coarse, SHARE) is None
         assert read_all(repo, 'second')[:SIZE] == noise(SIZE)
@@ -121,7 +121,7 @@ def test_n7_2_intent_counts_also_while_the_process_has_the_lock(coarse):
 
 
 def free_slots(path, number, slots):
-    """Be the collector: free slots of a group."""
+    """Free slots of a group, as the collector does."""
     with repositories.collector_in(path, number):
         group = Group(path, number)
         for slot in slots:
@@ -134,7 +134,7 @@ def free_slots(path, number, slots):
 
 
 def test_n7_2_generation_of_a_cached_store(path):
-    """A store that was loaded before the collection is not used after it."""
+    """A table that was loaded before the collection is not used after it."""
     store(path, ('first', 1), ('other', 2))
     with open_repository(path) as repo:
         assert put(repo, 'second', noise(SIZE)).new_bytes == 0  # it is cached
@@ -177,7 +177,7 @@ def test_n7_2_state_comes_before_fingerprint(path, state):
 # -- N7.4: publishing ---------------------------------------------------------
 
 def test_n7_4_published_after_ones_own_fdatasync(witness, path):
-    """Also in the middle of a store operation, whenever a group is full."""
+    """This also holds amid a store operation, whenever a group is full."""
     run = witness.run(path, [['put', 'image', 1, 150 * BLOCK]])
     for group in ('00000001', '00000002', '00000003'):
         name = f'groups/{group}'
@@ -192,14 +192,14 @@ def test_n7_4_published_after_ones_own_fdatasync(witness, path):
                 if c.name == 'pwritev' and int(c.arguments[1]) > 4096]
         assert len(records) == len(entries) == 1
         assert max(data) < entries[0] < synced[0] < records[0]
-        # The record of a full group is synced, too: nobody will do it later,
+        # The record of a full group is synced, too: no later writer syncs it,
         # and without it the tail would be judged again after a crash.
         assert len(synced) == (1 if group == '00000003' else 2)
         assert all(i > records[0] for i in synced[1:])
 
 
 def test_n7_4_failed_fdatasync_poisons_the_group(witness, path):
-    """I1: nobody appends to it again, and nobody syncs in its place."""
+    """I1: no writer appends to it again, or syncs in its place."""
     store(path, ('old', 1))
     hook = Once(lambda c: is_coming(c, 'fdatasync', 'groups/00000001'),
                 lambda c: errno.EIO)
@@ -212,13 +212,13 @@ def test_n7_4_failed_fdatasync_poisons_the_group(witness, path):
     assert run.outcomes[1] == {'new': SIZE}  # none of its blocks was used
     assert run.outcomes[2]['sha256'] == sha(2)
     assert run.outcomes[3]['sha256'] == sha(1)
-    # No second attempt at the sync.
+    # There is no second attempt at the sync.
     assert [c.path for c in run.made() if c.name == 'fdatasync'] == [
         'groups/00000002']
     record = Group(path, 1).record()
     assert record[2] == 10 and record[3] & repositories.POISONED
-    # Nor does another process append there, or use what came after the
-    # last sync point; what came before it is in use as ever.
+    # Nor does another process append there, or use blocks from after the last
+    # sync point; earlier blocks are in use as ever.
     before = Group(path, 1).data
     with repositories.holding(path / 'locks' / 'groups', LEASE + 1):
         with open_repository(path) as repo:
@@ -297,7 +297,7 @@ def test_i4_only_the_holder_of_the_lease_appends(coarse):
 
 
 def rewrite_group(path, number):
-    """Be the maintainer: the same blocks, in another file and order."""
+    """Rewrite a group as the maintainer does: in another file and order."""
     with repositories.collector_in(path, number):
         group = Group(path, number)
         new = bytearray(group.data)
@@ -325,7 +325,7 @@ def rewrite_group(path, number):
 
 
 def test_i4_group_that_was_rewritten_meanwhile(path):
-    """Who has the old file open looks again, to read, to hit, to append."""
+    """A process reopens a replaced group to read, to hit and to append."""
     store(path, ('first', 1))
     with open_repository(path, codec='none') as repo:
         assert put(repo, 'second', noise(SIZE)).new_bytes == 0
@@ -339,7 +339,8 @@ def test_i4_group_that_was_rewritten_meanwhile(path):
                                ('fourth', 1)):
             assert read_all(repo, image_id) == noise(SIZE, seed)
         assert image.read() == noise(SIZE)
-        # The old file's hole punched, as after a freed block: nobody minds.
+        # A hole is punched in the old file, as after a freed block; reads
+        # work.
         repo.delete('third')
         repo.delete('fourth')
     repositories.require_clean(path)
@@ -349,7 +350,7 @@ def test_i4_group_that_was_rewritten_meanwhile(path):
 def test_i4_rewritten_between_choosing_and_leasing(witness, path, moment):
     store(path, ('first', 1))
     conditions = {
-        # Its record was looked at to see how full it is.
+        # Its record was read to see how full it is.
         'weighed': lambda c: is_made(c, 'pread', 'groups/00000001', '512'),
         'locked': lambda c: is_coming(c, 'lock', 'locks/groups', str(LEASE)),
     }
@@ -367,7 +368,7 @@ def test_i4_rewritten_between_choosing_and_leasing(witness, path, moment):
 
 
 def test_i4_group_unlinked_between_choosing_and_leasing(witness, path):
-    """The collector took an empty group away."""
+    """The writer takes another group if the collector removed an empty one."""
     store(path, ('first', 1))
     with open_repository(path) as repo:
         repo.delete('first')
@@ -387,7 +388,7 @@ def test_i4_group_unlinked_between_choosing_and_leasing(witness, path):
 def test_i6_shared_lock_from_the_first_block_to_the_end(coarse):
     store(coarse, ('first', 1))
     with open_repository(coarse) as repo:
-        # A hit alone, without an append.
+        # This is a hit alone, without an append.
         transaction = repo.begin('image')
         transaction.write(noise(SIZE))
         transaction.write(bytes(9 << 20))

@@ -25,7 +25,7 @@ STEPS = [['put', 'old', 1, SIZE], ['put', 'image', 2, 70 * BLOCK],
 
 
 def possible_contents(run, died):
-    """For each id the contents it may have: seed and size, or None."""
+    """Return each id's possible contents: seed and size, or None."""
     known = {}
     for number, (step, image_id, *what) in enumerate(STEPS[:5]):
         before = known.get(image_id, {None})

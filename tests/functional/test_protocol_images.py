@@ -70,7 +70,7 @@ def test_n8_1_to_3_order_of_a_commit(witness, path):
     spool = run.find('fsync', 'spool', after=recipe)
     link = run.find('linkat', 'spool/T-*', 'images/image', after=spool)
     images = run.find('fsync', 'images', after=link)
-    # Only then the locks.
+    # The locks are released only then.
     run.find('lock', 'locks/groups', str(SHARE), 'free', after=images)
     with pytest.raises(AssertionError):
         run.find('unlinkat', 'spool/T-*')
@@ -112,7 +112,7 @@ def test_n8_failure_before_the_link_and_after_it(
 
 
 def test_n8_3_link_that_succeeds_and_reports_an_error(witness, path):
-    """As a repeated request on a network file system: the image exists."""
+    """A link that a network file system repeats: the image exists."""
     hook = Once(lambda c: is_made(c, 'linkat', 'spool/T-*'),
                 lambda c: errno.EEXIST)
     run = witness.run(path, [['put', 'image', 1, SIZE], ['read', 'image']],
@@ -123,7 +123,7 @@ def test_n8_3_link_that_succeeds_and_reports_an_error(witness, path):
 
 
 def test_n8_3_the_name_is_taken_at_the_last_moment(witness, path):
-    """I3, I11: an existing name is Duplicate, and stays what it is."""
+    """I3, I11: an existing name is Duplicate, and keeps its content."""
     hook = Once(lambda c: is_coming(c, 'linkat', 'spool/T-*', 'images/image'),
                 lambda c: store(path, ('image', 2)))
     run = witness.run(path, [['put', 'image', 1, SIZE], ['read', 'image']],
@@ -166,7 +166,7 @@ def test_n8_5_abort_unlinks_first(witness, path):
 
 
 def test_n8_5_abort_after_a_failed_commit_is_no_plain_unlink(witness, path):
-    """N8.6 once more: the caller aborts after commit() has raised."""
+    """N8.6: the image stays if the caller aborts after commit() has raised."""
     hook = Once(lambda c: is_coming(c, 'fsync', 'images'),
                 lambda c: errno.EIO)
     run = witness.run(
@@ -281,7 +281,7 @@ def test_n9_failure(witness, path, call, gone):
 # -- N11: readers -------------------------------------------------------------
 
 def replace_image(path, lock=False):
-    """Delete and upload anew; returns what keeps the old one locked."""
+    """Delete and upload again; return the file that locks the old one."""
     with open_repository(path) as repo:
         repo.delete('image')
         put(repo, 'image', noise(SIZE, 2))
@@ -298,7 +298,7 @@ def replace_image(path, lock=False):
     [['read', 'image']], [['open', 'image'], ['again']]], ids=str)
 def test_n11_replaced_between_opening_and_locking(
         witness, path, steps, lock):
-    """The recipe that was opened is no longer the image's: open again."""
+    """If the opened recipe is no longer the image's, the reader reopens."""
     store(path, ('image', 1))
     held = []
 
@@ -341,7 +341,7 @@ def test_n11_order_of_opening(witness, path):
 
 
 def test_n11_an_image_that_changes_for_ever_is_busy(witness, path):
-    """Bounded, not endless."""
+    """The reader gives up after some attempts."""
     store(path, ('image', 1))
 
     def spoil(call):
@@ -362,7 +362,7 @@ def test_i12_reader_keeps_only_its_own_image(path):
     with open_repository(path) as repo:
         with repo.open_image('image') as image:
             image.read()
-            # No group lock: the collector may work in the group.
+            # There is no group lock: the collector may work in the group.
             with repositories.collector_in(path, 1):
                 assert image.read() == noise(SIZE)
             repo.delete('image')

@@ -28,7 +28,7 @@ path = protocol.path
 
 
 def kill_before_publishing(witness, path, image_id, seed, size=SIZE):
-    """A writer that dies when its entries are in the file."""
+    """Kill a writer as soon as its entries are in the file."""
     hook = Once(lambda c: is_coming(c, 'fdatasync', 'groups/*'),
                 lambda c: watched_process.KILL)
     run = witness.run(path, [['put', image_id, seed, size]], hook)
@@ -76,7 +76,7 @@ def test_n7_3_both_records_lost(path, codec):
 
 
 def test_n7_3_tail_is_written_again_and_synced(witness, path):
-    """What verifies may be in the page cache alone: reading proves nothing."""
+    """Blocks that verify may be only in the page cache; they are rewritten."""
     store(path, ('old', 1))
     kill_before_publishing(witness, path, 'died', 2)
     assert Group(path, 1).record()[2] == 10
@@ -93,7 +93,7 @@ def test_n7_3_tail_is_written_again_and_synced(witness, path):
         run.find('pwritev', 'groups/00000001', str(offset), step=1)
         for offset in [*segments, group.entry_offset(10)]]
     assert max(rewritten) < synced < published
-    # Ours come after that.
+    # Our writes come after that.
     run.find('pwritev', 'groups/00000001', str(group.entry_offset(20)),
              step=1, after=published)
     assert run.outcomes[1]['error'] is None
@@ -125,7 +125,7 @@ def test_n7_3_torn_tail_is_not_used_nor_are_its_slots(
         group.data[segment + 32 + 600] ^= 1
         lost = [11]
     elif damage == 'checksum':
-        # No byte that a block needs.
+        # No block needs this byte.
         group.data[segment + 24] ^= 1
         lost = []
     elif damage == 'header':
@@ -150,14 +150,14 @@ def test_n7_3_torn_tail_is_not_used_nor_are_its_slots(
         assert {s: after.raw_entry(s) for s in kept} == before
         assert [after.state(s) for s in lost] == [state] * len(lost)
         assert after.record()[2] == 30
-        # The lost blocks are stored anew; the others were adopted.
+        # The lost blocks are stored again; the others were adopted.
         stat = put(repo, 'again', noise(SIZE, 2))
         assert stat.new_bytes == len(lost) * BLOCK
         for image_id, seed in (('old', 1), ('new', 3), ('again', 2)):
             assert read_all(repo, image_id) == noise(SIZE, seed)
     if state == repositories.LIVE:
-        # What an entry that is not valid named is not known: it stays, until
-        # the counts say that nobody needs it (N6).
+        # The block that an invalid entry named is unknown: the entry stays,
+        # until the counts show that no image needs it (N6).
         report = checker.check(path)
         assert [f.file for f in report.findings
                 if f.severity == checker.DAMAGE] == ['groups/00000001']
@@ -197,7 +197,7 @@ def test_n7_3_unsynced_blocks_are_no_hits(witness, path):
 
 @pytest.mark.parametrize('fault', [errno.EIO, errno.ENOSPC])
 def test_n7_3_renewing_fails(witness, path, fault):
-    """Then nothing is published of it, and another group is taken."""
+    """Its entries stay unpublished, and another group is used."""
     store(path, ('old', 1))
     kill_before_publishing(witness, path, 'died', 2)
     hook = Once(lambda c: is_coming(c, 'fdatasync', 'groups/00000001'),

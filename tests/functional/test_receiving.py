@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the daemon does with images that are sent to it wrongly, or not."""
+"""The daemon receives images that are sent wrongly, late, or not at all."""
 
 import contextlib
 import random
@@ -27,9 +27,9 @@ UPLOAD = 'ab' * 16
 SENDER = 'cd' * 16
 
 
-#: Nobody is taken for silent, however slow all is.
+#: No sender counts as silent, however slow the machine is.
 PATIENT = test_image_sending.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
-#: Takes each sender for silent between two signals, and none otherwise.
+#: Each sender counts as silent between two signals, and none otherwise.
 SIGNALLED = [
     '-c', 'from dedupd import daemon; import itertools, signal, sys; '
     'from dedupd.serve import replica_receiver as incoming; '
@@ -90,7 +90,7 @@ class Peer:
                          **{'offset': lot.offset, **query})
 
     def complete(self):
-        """What is right, from wherever it is."""
+        """Send the rest of the image correctly."""
         offset = self.begin().json()['offset']
         for lot in self.sending.lots:
             if lot.offset >= offset:
@@ -107,7 +107,7 @@ class Peer:
 
 @pytest.fixture
 def peer(sites, daemon, request):
-    """Of an image of 80 blocks, in five lots, that is nowhere else."""
+    """A peer with an image of 80 blocks, in five lots, unique to it."""
     home, away = sites
     image_id = 'image-' + format(random.Random(
         request.node.name).getrandbits(64), 'x')
@@ -121,7 +121,7 @@ def peer(sites, daemon, request):
         yield peer
     peer.request('DELETE', '', replica=peer.token)
     if image_id in away.repo.images():
-        # Whatever was tried: it is the image or none.
+        # Whatever was tried: the image is there, or none is.
         assert away.read(image_id) == data
     else:
         away.require_nothing_of(image_id)
@@ -151,7 +151,7 @@ def test_bad_parameters(peer, query, word):
     (lambda header: b'', 'has 0 bytes'),
     (lambda header: header[:-1], 'has 79 bytes'),
     (lambda header: b'X' + header[1:], 'not a recipe'),
-    # The next version, which this one cannot know.
+    # This is the next version, which this daemon cannot know.
     (lambda header: header[:7] + b'\3' + header[8:], 'older than the sender'),
     (lambda header: header[:8] + bytes(4) + header[12:], 'blocks of 0'),
     (lambda header: header[:16] + b'\xff' * 8 + header[24:], 'bytes'),
@@ -182,14 +182,14 @@ def test_what_was_not_begun(peer):
 
 
 def test_a_token_of_before(peer):
-    """Whoever takes over is not disturbed by what is late."""
+    """A late request with an old token does not disturb a new sender."""
     peer.begin()
     before = peer.token
     lot = peer.sending.lots[0]
     request = daemons.raw(
         'POST', f'{peer.path}/lots?replica={before}&offset=0', lot.extents)
     with peer.daemon.connect() as sock:
-        # Its body comes when it is late.
+        # Its body is completed when the token is old.
         sock.sendall(request[:-1])
         time.sleep(0.2)
         peer.begin()
@@ -200,7 +200,7 @@ def test_a_token_of_before(peer):
 
 
 def test_it_is_deleted_while_it_is_compared(sites, peer):
-    """Then it has to come again."""
+    """The image then has to be sent again."""
     away = sites[1]
     peer.complete()
     assert peer.begin().json()['exists']
@@ -217,12 +217,12 @@ def test_another_sender(peer):
     refused(found, 503, 'another sender, since 20')
     assert found.headers['retry-after'] == '5'
     peer.complete()
-    # It is over now.
+    # The sending is over now.
     assert peer.begin(sender='ef' * 16).json()['exists']
 
 
 def test_another_upload_of_the_same_sender(peer):
-    """The image was stored anew there: what was begun is of no use."""
+    """The image was stored again there: the lots sent so far are not used."""
     peer.begin(upload='ef' * 16)
     assert peer.offer(peer.sending.lots[0]).status == 200
     assert peer.begin().json()['offset'] == 0
@@ -232,7 +232,7 @@ def test_another_upload_of_the_same_sender(peer):
 # -- lots ---------------------------------------------------------------------
 
 def test_an_offer_answered_twice(peer):
-    """As often as it is made, with what is missing then."""
+    """An offer can be repeated; each answer has the ranges missing then."""
     peer.begin()
     lot = peer.sending.lots[0]
     first, second = peer.offer(lot), peer.offer(lot)
@@ -245,7 +245,7 @@ def test_an_offer_answered_twice(peer):
     body, = peer.sending.frames([(10 * BLOCK, 6 * BLOCK)])
     assert peer.post('/blocks', body, offset=0).json() == {
         'stored': 16 * BLOCK}
-    # Now nothing is missing.
+    # Now no block is missing.
     assert peer.offer(lot).json() == {'ranges': [], 'blocks': 0}
     refused(peer.offer(peer.sending.lots[1], offset=0), 404,
             'another lot was stored at offset 0')
@@ -310,7 +310,7 @@ def extent(offset, length, blocks, lengths=None):
 def test_bad_lots(peer, body, word):
     peer.begin()
     refused(peer.post('/lots', body, offset=0), 400, word)
-    # Nothing became of it.
+    # Nothing of it was stored.
     peer.complete()
 
 
@@ -331,7 +331,7 @@ def test_lots_that_are_too_large(peer):
 
 
 def test_lots_without_end(tmp_path):
-    """Each is well formed, and the image would never be whole."""
+    """A replica refuses lots beyond a limit, each of which is well formed."""
     header = wire.RecipeHeader(
         BLOCK, 1 << 20, 0, 1, 'sha256', bytes(16), 'fixed')
     path = repositories.create(tmp_path / 'here')
@@ -369,7 +369,7 @@ def test_blocks_that_come_twice(peer):
 
 
 def frame(plain, places):
-    """One that is right as a frame."""
+    """Return a correct frame."""
     import struct
 
     import xxhash
@@ -382,7 +382,7 @@ def frame(plain, places):
 
 @pytest.mark.parametrize('spoil', [0, BLOCK - 1, 15 * BLOCK, 16 * BLOCK - 1])
 def test_wrong_blocks(peer, spoil):
-    """Named by their offset, and nothing is stored of them."""
+    """Wrong blocks are named by their offset, and not stored."""
     peer.begin()
     lot = peer.sending.lots[0]
     peer.offer(lot)
@@ -392,7 +392,7 @@ def test_wrong_blocks(peer, spoil):
     refused(peer.post('/blocks', body, offset=0), 400,
             peer.image_id, f'offset {spoil // BLOCK * BLOCK}: ',
             'not have its fingerprint')
-    # It is still missing, and all behind it.
+    # It is still missing, as are all blocks behind it.
     assert peer.offer(lot).json()['blocks'] == 16 - spoil // BLOCK
     peer.complete()
 
@@ -436,7 +436,7 @@ def test_bad_frames(peer):
 
 
 def test_any_bytes_that_change(peer):
-    """A right answer, or a refusal with words; and the image in the end."""
+    """Changed bytes get a right answer, or a refusal; the image is right."""
     rng = random.Random(7)
     peer.begin()
     for number in range(300):
@@ -468,10 +468,10 @@ def test_a_commit_before_all_came(peer):
         refused(peer.post('/commit'), 409, 'the received lots end at')
 
 
-# -- who it is from -----------------------------------------------------------
+# -- senders ------------------------------------------------------------------
 
 def test_only_operators_send_bodies(tmp_path):
-    """Nobody else's takes memory: it is refused before it comes."""
+    """The daemon refuses other users before it receives a body."""
     site = test_pull.Site(tmp_path / 'site')
     tls = test_pull.TLS(tmp_path, site.path)
     with tls.daemon:
@@ -488,10 +488,10 @@ def test_only_operators_send_bodies(tmp_path):
     site.repo.close()
 
 
-# -- how much, and for how long -----------------------------------------------
+# -- limits -------------------------------------------------------------------
 
 def test_what_is_silent_is_given_up(sites, tmp_path):
-    """What came is kept; and its blocks are let go."""
+    """The daemon gives up a silent sender, but keeps its blocks."""
     home, _ = sites
     home.put('silent', noise(80 * BLOCK, 'silent'))
     away = test_pull.Site(tmp_path / 'away')
@@ -554,7 +554,7 @@ def test_a_stop_keeps_what_came(sites, tmp_path):
 
 @pytest.mark.slow
 def test_killed_often(sites, tmp_path, monkeypatch):
-    """kill -9 again and again: hardly any byte is sent twice."""
+    """After kill -9 again and again, hardly any byte is sent twice."""
     home, _ = sites
     data = noise(24 << 20, 'killed')
     home.put('killed', data)
@@ -586,7 +586,7 @@ def test_killed_often(sites, tmp_path, monkeypatch):
 
 
 def test_memory(sites, tmp_path):
-    """What senders make it hold, who send all but one block of each lot."""
+    """The memory for lots that lack one block each is bounded."""
     home, _ = sites
     big = dict(vars(replicas.LOTS), lot_blocks=4096, lot_bytes=8 << 20)
     away = test_pull.Site(tmp_path / 'away')
@@ -616,10 +616,10 @@ def test_memory(sites, tmp_path):
                     assert peer.post('/blocks', body,
                                      offset=lot.offset).status == 200
         held = daemon.memory('VmHWM') - before
-        # Blocks, what goes with each, and bodies.
+        # The memory has blocks, their descriptions, and bodies.
         most = replica_receiver.MAX_COUNT * (3 * 12 + 16) << 20
         assert 96 << 20 < held < most, held
-        # Their turn comes when these are silent, or done.
+        # Other senders can begin when these are silent, or done.
         for peer in peers:
             lot = peer.sending.lots[0]
             for lot in peer.sending.lots:
@@ -635,7 +635,7 @@ def test_memory(sites, tmp_path):
 
 
 def test_too_many_requests_of_one(peer):
-    """Bodies that drip: so many, and no more, are waited for."""
+    """The daemon waits for a limited number of bodies that drip."""
     peer.begin()
     with contextlib.ExitStack() as stack:
         for _ in range(replica_receiver.REQUESTS):
@@ -643,18 +643,18 @@ def test_too_many_requests_of_one(peer):
             sock.sendall(daemons.raw(
                 'POST', f'{peer.path}/lots?replica={peer.token}&offset=0',
                 bytes(100))[:-1])
-        # The daemon reads their heads when it comes to that.
+        # The daemon reads their heads after a while.
         repositories.eventually(
             lambda: peer.offer(peer.sending.lots[0]).status == 503)
         refused(peer.offer(peer.sending.lots[0]), 503, 'not answered yet')
-    # These have an end.
+    # The waits have an end.
     repositories.eventually(
         lambda: peer.offer(peer.sending.lots[0]).status == 200)
     peer.complete()
 
 
 def test_a_slow_body_is_waited_for(peer, tmp_path):
-    """256 KiB in the time that a header has, and not the whole."""
+    """A body only has to bring 256 KiB in the header's time limit."""
     away = test_pull.Site(tmp_path / 'away')
     body = bytes(8 << 18)
     # A pause of this machine may take most of that time.

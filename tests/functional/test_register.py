@@ -33,7 +33,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def server(place):
-    """A Glance with its own policy, of which tokens have roles."""
+    """A Glance with its own policy, in which tokens have roles."""
     volume_tools.create_repository(place / 'dedup1')
     (place / 'file1').mkdir()
     stores = {
@@ -51,13 +51,13 @@ def server(place):
 
 @pytest.fixture
 def client(server):
-    """An administrator."""
+    """A client with an administrator's token."""
     return server.client('ops')
 
 
 @pytest.fixture
 def run(place, server, monkeypatch, capfd):
-    """The command, and what it says."""
+    """Yields a function that runs the command; it returns its output."""
     for name in [name for name in os.environ if name.startswith('OS_')]:
         monkeypatch.delenv(name)
     monkeypatch.setenv('OS_AUTH_TYPE', 'admin_token')
@@ -80,7 +80,7 @@ def command(place, *arguments):
 
 
 def new(place, data=b'data', image_id=None, project=OWNER):
-    """An image that Glance does not know; its id."""
+    """Store an image that Glance does not know; return its id."""
     image_id = image_id or str(uuid.uuid4())
     with repositories.open_repository(place / 'dedup1') as repo:
         repositories.put(repo, image_id, data, project=project)
@@ -94,7 +94,7 @@ def upload(client, data, store='file1', **properties):
 
 
 def test_a_snapshot_becomes_an_image(client, run, place):
-    """Glance serves it, shares its blocks, and deletes it."""
+    """Glance serves the image, shares its blocks, and deletes it."""
     image_id = str(uuid.uuid4())
     data = noise(MIB, 1) + bytes(MIB)
     with repositories.open_repository(place / 'dedup1') as repo:
@@ -132,7 +132,7 @@ BACKUP = 'b_web_20261123T180000Z'
 
 @pytest.fixture
 def backup(place):
-    """A backup, as the batch makes it: of no project."""
+    """A backup of no project, as the command `backup run` makes it."""
     new(place, b'disk', BACKUP, project='')
     yield BACKUP
     with repositories.open_repository(place / 'dedup1') as repo:
@@ -141,7 +141,7 @@ def backup(place):
 
 
 def test_a_backup_becomes_an_image(client, run, place, backup):
-    """By one command; the backup stays, and is none of Glance's."""
+    """One command registers it; the backup stays, and is not Glance's."""
     assert run('glance', 'orphans', '--store', 'dedup1', backup)[1] == []
     status, _, err = run('glance', 'register', backup)
     assert status == 3 and '--project' in err
@@ -150,7 +150,7 @@ def test_a_backup_becomes_an_image(client, run, place, backup):
     image_id = found['image_id']
     assert (found['name'], found['owner']) == (backup, OWNER)
     assert client.download(image_id) == b'disk'
-    # Again: the same image. For another project: another one.
+    # A second run finds the same image; for another project there is another.
     again = run('glance', 'register', backup, '--project', OWNER)[1]
     assert (again['image_id'], again['result']) == (image_id, 'present')
     other = run('glance', 'register', backup, '--project', 'bob', '--name',
@@ -159,7 +159,7 @@ def test_a_backup_becomes_an_image(client, run, place, backup):
     assert other['image_id'] != image_id
     for one in (image_id, other['image_id']):
         client.delete(one)
-    # Not even if nearly all images are backups.
+    # A backup is no orphan, even if nearly all images are backups.
     found = run('glance', 'orphans', '--store', 'dedup1', '--delete',
                 '--older-than', '0s')[1]
     assert backup not in {row['image_id'] for row in found}
@@ -177,7 +177,7 @@ def test_project_is_for_backups(run, place):
     (image_repository.Repository, 'copy'), (glance_api.Glance, 'create'),
     (glance_api.Glance, 'add_data')])
 def test_killed_with_a_backup(client, run, place, backup, step, tmp_path):
-    """The command, started again, finds the copy."""
+    """The command finds the copy when it is started again."""
     arguments = 'glance', 'register', backup, '--project', f'of-{step[1]}'
     process = multiprocessing.get_context('fork').Process(
         target=child, args=(command(place, *arguments), step[1],
@@ -219,7 +219,7 @@ def test_what_cannot_be_registered(client, run, place):
 
 
 def test_an_id_that_is_taken(client, run, place):
-    """By others' record, by other bytes, or by an image that was deleted."""
+    """An id of another owner, other bytes or a deleted image is refused."""
     others = new(place)
     client.create(name='x', id=others, owner='bob')
     status, _, err = run('glance', 'register', others)
@@ -243,7 +243,7 @@ def test_an_account_without_rights(client, run, place):
     status, _, err = run('glance', 'register', image_id, token='bob')
     assert status == 3 and 'administrator' in err
     client.request('GET', f'/v2/images/{image_id}', expect=(404,))
-    # An administrator, but no service.
+    # The user is an administrator, but not a service.
     status, _, err = run('glance', 'register', image_id, token='ops')
     assert status == 3 and '403' in err and 'run the command again' in err
     assert client.show(image_id)['status'] == 'queued'
@@ -252,7 +252,7 @@ def test_an_account_without_rights(client, run, place):
 
 
 def test_another_repository(client, run, place, tmp_path):
-    """Glance has no store with it, so it refuses the location."""
+    """Glance has no store with that repository, so it refuses the location."""
     path = repositories.create(tmp_path / 'other')
     image_id = str(uuid.uuid4())
     with repositories.open_repository(path) as repo:
@@ -266,7 +266,7 @@ def test_another_repository(client, run, place, tmp_path):
 @pytest.mark.parametrize('failures', [1, 2])
 def test_a_task_of_glance_that_fails(client, run, place, monkeypatch,
                                      failures):
-    """It deletes the data at the location; the image stays all the same."""
+    """Glance deletes the data at the location; the image stays."""
     data = noise(MIB, 5)
     image_id = new(place, data)
     real = glance_api.Glance.add_data
@@ -338,7 +338,7 @@ def child(arguments, step, log, owner=glance_api.Glance):
 
 @pytest.mark.parametrize('step', ['create', 'add_data'])
 def test_killed(client, run, place, step, tmp_path):
-    """The command, started again, finds what it did."""
+    """The command finds its earlier work when it is started again."""
     image_id = new(place, noise(MIB, 4))
     process = multiprocessing.get_context('fork').Process(
         target=child, args=(command(place, 'glance', 'register', image_id),
@@ -371,7 +371,7 @@ def test_images_are_listed_with_their_names(client, run, place, capfd):
     assert names[nameless] is None and names[unknown] is None
     assert run('image', 'show', named, '--names')[1]['name'] == hostile
     assert run('image', 'show', unknown, '--names')[1]['name'] is None
-    # Nobody else is asked for names.
+    # Without the option, no names are requested.
     assert 'name' not in run('image', 'show', named)[1]
     status, _, err = run('image', 'list', '--names', token='none')
     assert status == 3 and 'Traceback' not in err

@@ -38,9 +38,9 @@ MIB = 1 << 20
 noise = repositories.noise
 eventually = repositories.eventually
 
-#: More than all sockets of a download hold.
+#: This is more than all sockets of a download hold.
 LARGE = 64 * MIB
-# In no log.
+# It must be in no log.
 _TOKEN = 'a-token-that-nobody-may-see'
 
 
@@ -58,7 +58,7 @@ def storing(place):
 
 @pytest.fixture(scope='module')
 def link(storing):
-    """To the storing host's daemon."""
+    """A link to the storing host's daemon."""
     with contextlib.closing(cache_harness.Link(storing.listen)) as found:
         yield found
 
@@ -111,7 +111,7 @@ def bring_back(cache):
 
 
 def asks(cache, relay):
-    """Whether the relay passes a request on to the cache."""
+    """Return true if the relay passes a request on to the cache."""
     before = cache.counts()['requests']
     exchange(glance_server.Client(relay.url), 'GET', '/')
     return cache.counts()['requests'] > before
@@ -124,12 +124,12 @@ def alice(storing):
 
 @pytest.fixture
 def near(storing, relay, mended):
-    """Alice, through the relay."""
+    """Alice's client, through the relay."""
     return storing.glance.client(_TOKEN, relay.url)
 
 
 def end_of(cache, how):
-    """A cache that is dead, or does not do anything any more."""
+    """Kill the cache, or stop it so that it hangs."""
     if how == 'killed':
         cache.kill()
     else:
@@ -138,7 +138,7 @@ def end_of(cache, how):
 
 @pytest.fixture
 def path(cache, relay):
-    """Of the Unix socket at which the relay reaches the cache meanwhile."""
+    """The Unix socket at which the relay reaches the cache meanwhile."""
     def listen(where):
         cache.cache['listen'] = where
         cache.write_config()
@@ -153,10 +153,10 @@ def path(cache, relay):
     listen(before)
 
 
-# Long: it is the file's first, and waits for Glance and two daemons.
+# Long: this is the file's first test, and waits for Glance and two daemons.
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
 def test_only_its_user_reaches_the_cache(cache, path):
-    """At the socket that is for the relay."""
+    """Other users cannot use the cache's socket for the relay."""
     request = b'GET / HTTP/1.1\r\nHost: x\r\n\r\n'
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert daemons.connect_as(path, 65534, request) is None
@@ -208,7 +208,7 @@ def test_an_upload(alice, near, size):
 
 
 def test_the_caches_own_errors_are_passed_on(storing, near, cache):
-    """It says that Glance is away, and why; nobody asks twice."""
+    """The relay passes on the cache's error about Glance, without a retry."""
     storing.glance.kill()
     before = cache.counts()['requests']
     status, _, _, body = exchange(near, 'GET', '/v2/images')
@@ -229,32 +229,33 @@ def test_the_cache_is_away(alice, near, cache, relay, how):
             'GET', '/v2/images?limit=1'), ('GET', f'{path}/file'):
         require_same(alice, near, *request)
     assert near.download(image_id, 5, MIB) == data[5:MIB + 1]
-    # Requests that change something, since they cannot have been processed.
+    # Requests that change something work, since they cannot have been
+    # processed.
     other = near.create(name='while it is away')['id']
     assert near.upload(other, iter([data]), None) == 204
     assert alice.show(other)['status'] == 'active'
     assert near.delete(other) == 204
-    # It is asked again when it is back.
+    # The relay uses the cache again when it is back.
     bring_back(cache)
     eventually(lambda: asks(cache, relay))
     said = relay.said()
     before = cache.counts()['bytes_here']
     assert digest(near.download(image_id)) == digest(data)
-    # Bytes are counted when they are sent. A stopped one may have done what it
-    # was asked before, too.
+    # Bytes are counted when they are sent. A stopped cache may have carried
+    # out earlier requests, too.
     eventually(lambda: cache.counts()['bytes_here'] - before >= len(data))
     assert 'GET' not in said()
 
 
 def test_nobody_waits_twice_for_a_cache_that_hangs(near, cache, relay):
-    """Until it answers again, requests go to Glance at once."""
+    """Until the cache answers again, requests go to Glance at once."""
     processes.stop(cache.process.pid)
     said = relay.said()
     near.list()
     assert 'did not answer in time' in said()
     for _ in range(10):
         near.list()
-    time.sleep(1.5)     # Longer than a dead one is left alone.
+    time.sleep(1.5)     # longer than the relay avoids a dead cache
     near.list()
     assert said().count('did not answer in time') == 1
     cache.process.send_signal(signal.SIGCONT)
@@ -263,7 +264,7 @@ def test_nobody_waits_twice_for_a_cache_that_hangs(near, cache, relay):
 
 @contextlib.contextmanager
 def half_read(near, image_id, *part):
-    """A download of which the client has read the first MiB, and no more."""
+    """A download of which the client has read only the first MiB."""
     with near.open(image_id, *part) as response:
         yield response, response.read(MIB)
 
@@ -303,7 +304,7 @@ def test_the_cache_fails_while_an_image_arrives(alice, near, cache, link,
 
 def test_a_cache_that_works_in_silence_is_waited_for(alice, near, cache, link,
                                                      relay):
-    """Longer than a wait for one that hangs."""
+    """The relay waits for a cache that works, longer than for a hung one."""
     data = noise(8 * MIB, 7)
     image_id = store(alice, data)
     said = relay.said()
@@ -319,7 +320,7 @@ def test_a_cache_that_works_in_silence_is_waited_for(alice, near, cache, link,
 
 
 def test_a_stopped_cache_finishes_its_responses(alice, near, cache, relay):
-    """The relay does not take its end for a failure."""
+    """The relay does not count the cache's orderly end as a failure."""
     data = noise(LARGE, 4)
     image_id = store(alice, data)
     near.download(image_id)
@@ -333,7 +334,7 @@ def test_a_stopped_cache_finishes_its_responses(alice, near, cache, relay):
 
 
 def test_neither_cache_nor_glance(storing, near, cache, relay):
-    """The answer is one after which a client tries again, and says why."""
+    """The client may repeat the request after the answer with the reason."""
     cache.kill()
     storing.glance.kill()
     for method in 'GET', 'POST':
@@ -344,7 +345,7 @@ def test_neither_cache_nor_glance(storing, near, cache, relay):
 
 
 def test_strangers_do_not_fill_the_disk(storing, near, cache, relay):
-    """While Glance is away, each request of anybody is one for the log."""
+    """Requests of strangers while Glance is away leave the logs short."""
     storing.glance.kill()
     before = [os.path.getsize(path) for path in (relay.log, cache.log)]
     anybody = glance_server.Client(relay.url)
@@ -383,9 +384,9 @@ def test_the_image_is_deleted_meanwhile(alice, near, cache):
 def wrong(storing, alice):
     """An id under which the storing host has another image; and both."""
     image_id = str(uuid.uuid4())
-    # Of no other test: the cache has the blocks of what it had.
+    # No other test has this data: the cache has earlier images' blocks.
     data, other = noise(LARGE, image_id), noise(LARGE, f'{image_id} 2')
-    # Its disk has other bytes than were hashed.
+    # The storing host's disk has other bytes than were hashed.
     other_there(storing, alice, image_id, data, other, known=data)
     yield image_id, data, other
     alice.delete(image_id)
@@ -401,13 +402,13 @@ def test_a_response_that_was_ended_on_purpose_stays_so(near, relay, wrong):
         found, whole = rest_of(response)
     assert not whole and other.startswith(found)
     assert "are not those of Glance's image" in said()
-    # From then on the cache gives what Glance gives.
+    # From then on the cache gives Glance's bytes.
     assert digest(near.download(image_id)) == digest(data)
 
 
 def test_a_cache_that_is_killed_while_it_sends_another_image(
         near, cache, link, relay, wrong):
-    """Nobody is left who could know but the relay."""
+    """The relay itself notices that the bytes were another image's."""
     image_id, _, other = wrong
     said = relay.said()
     link.hold_after(24 * MIB)
@@ -422,7 +423,7 @@ def test_a_cache_that_is_killed_while_it_sends_another_image(
 # -- requests that change something -------------------------------------------
 
 def pieces(data, at, event):
-    """The data, with something that happens in its middle."""
+    """Yield the data, and call a function in its middle."""
     for begin in range(0, len(data), MIB):
         if begin == at:
             event()
@@ -431,10 +432,10 @@ def pieces(data, at, event):
 
 @pytest.mark.parametrize('how', ['killed', 'stopped'])
 def test_an_upload_is_cut_in_its_middle(alice, near, cache, how):
-    """Its client gets to the end, and an answer.
+    """The client can send everything, and gets an answer.
 
-    After a 503, or an error of the connection, Nova would send what it has
-    not sent yet, and Glance would take that for the image.
+    After a 503, or an error of the connection, Nova would send what it has not
+    sent yet, and Glance would take that for the image.
     """
     data = noise(48 * MIB, 10)
     image_id = near.create(name='cut')['id']
@@ -463,7 +464,7 @@ def test_what_may_have_been_done_is_not_repeated(alice, near, cache):
 
 
 def test_a_refused_upload(storing, relay, mended):
-    """The refusal arrives, also where much was still to be sent."""
+    """The refusal arrives even where much is still to be sent."""
     stranger = storing.glance.client('nobody', relay.url)
     with contextlib.closing(stranger.connection()) as connection:
         connection.putrequest('PUT', '/v2/images/x/file')
@@ -478,7 +479,7 @@ def test_a_refused_upload(storing, relay, mended):
 # -- many, and slow -----------------------------------------------------------
 
 def test_slow_clients_need_little_memory(alice, near, relay):
-    """They have begun, and take nothing; others are served."""
+    """Clients that read no more take little memory; others are served."""
     data = noise(LARGE, 4)
     image_id = store(alice, data)
     near.download(image_id)
@@ -506,7 +507,10 @@ def test_many_at_once_while_the_cache_dies(alice, near, cache):
 
 @pytest.mark.parametrize('dead', [False, True])
 def test_a_loop_is_found(tmp_path, storing, dead):
-    """``glance_url`` leads to the relay, with the cache between or not."""
+    """The relay detects a ``glance_url`` that leads to itself.
+
+    The cache may be between them.
+    """
     with storing.cache(repositories.create(tmp_path / 'loop')) as daemon, (
             contextlib.closing(relays.Relay(daemon))) as relay:
         daemon.write_config(glance_url=relay.url)
@@ -570,7 +574,7 @@ def test_two_sockets_are_passed(alice, spare):
 
 @pytest.mark.needs('systemd')
 def test_systemd_socket_activate(alice, cache, spare):
-    """The real one starts it at the first connection."""
+    """The real program starts the relay at the first connection."""
     with listening() as sock:
         address = '127.0.0.1:{}'.format(sock.getsockname()[1])
     with open(spare.log, 'ab') as log:
@@ -586,7 +590,7 @@ def test_systemd_socket_activate(alice, cache, spare):
 
 
 def refusal(relay, *passed):
-    """What the relay says that does not start."""
+    """Return the error of a relay that does not start."""
     relay.launch(*passed)
     assert relay.process.wait(daemons.LIMIT) in (1, 2)
     return relay.text()
@@ -610,7 +614,7 @@ def test_what_is_passed_must_be_a_listening_socket(tmp_path, spare):
 
 
 def test_other_hosts_do_not_reach_it(cache, spare):
-    """Tokens pass it in clear."""
+    """The relay only listens on the host, as tokens pass it in clear."""
     with listening('0.0.0.0') as sock:
         assert 'listens on 0.0.0.0, port' in refusal(spare, sock.fileno())
     cache.cache['relay_listen'] = '0.0.0.0:9292'
@@ -645,7 +649,7 @@ def test_it_needs_nothing_that_only_the_cache_needs(alice, cache, spare):
 
 
 def test_the_engine_is_not_imported():
-    """Nothing of it can keep the relay from starting."""
+    """The relay does not import the engine, which could prevent its start."""
     done = subprocess.run(
         [sys.executable, '-c',
          'import sys; from dedupd.compute.relay import main; '

@@ -58,7 +58,7 @@ class Restored(test_tierer.Store):
 
 @pytest.fixture
 def filled(store):
-    """Three images in cold groups, and one that needs a hot one."""
+    """A store with three images in cold groups, and one in a hot group."""
     store.put('one', 1.25, 1)
     store.put('two', 0.75, 2)
     store.put('both', 1, 1)
@@ -90,7 +90,7 @@ def change(connection, key, at):
     prefix_owners.put_bytes(connection, key, bytes(content))
 
 
-# -- all goes well ------------------------------------------------------------
+# -- without faults -----------------------------------------------------------
 
 def test_what_was_cold_comes_back(filled, connection, tmp_path):
     seen = []
@@ -116,7 +116,7 @@ def test_what_was_cold_comes_back(filled, connection, tmp_path):
 
 
 def test_the_new_directory_goes_on(filled, connection, tmp_path):
-    """It tiers, collects and sweeps; the old one's objects stay."""
+    """The new directory tiers, collects and sweeps; old objects stay."""
     before = keys_of(connection, filled.settings.owner)
     restore(filled, tmp_path / 'new')
     with contextlib.closing(Restored(
@@ -129,7 +129,7 @@ def test_the_new_directory_goes_on(filled, connection, tmp_path):
         collector.run_once(made.maintainer, pacing.Pace(), evacuate_share=0)
         for _ in range(4):
             made.tier(tierer.Policy(everything=True, live_share=90))
-        # A group of the old owner has a new object, which is the new one's.
+        # A group of the old owner has a new object, which is the new owner's.
         assert len(made.objects()) >= 3
         made.require_healthy()
         assert keys_of(connection, filled.settings.owner) == before
@@ -167,7 +167,7 @@ def test_volumes_and_backups(server, proxy, tmp_path, faults):
             server.credentials(tmp_path / 'credentials'))) as made:
         name = 'b_disk_20260101T000000Z'
         made.put(name, 1, 1)
-        # As a volume's owner stores it.
+        # This image is like those of a volume's owner.
         transaction = made.repo.handle().begin('v_' + 'a' * 32 + '_0_1', '')
         transaction.write(repositories.noise(SIZE, 2))
         transaction.commit()
@@ -179,10 +179,10 @@ def test_volumes_and_backups(server, proxy, tmp_path, faults):
             restored.require_healthy()
 
 
-# -- objects that are wrong ---------------------------------------------------
+# -- damaged and missing objects ----------------------------------------------
 
 def test_a_damaged_manifest(filled, connection, tmp_path):
-    """The one before is restored only if the operator says so."""
+    """The snapshot before is restored only if the operator requests it."""
     filled.put('later', 1, 5)
     assert filled.tier().snapshot == 2
     newest = test_snapshots.kinds(filled, connection)[2][1]
@@ -274,7 +274,7 @@ def test_a_recipe_that_is_wrong(filled, connection, tmp_path, how):
     503, 'truncate', 'flip', *(pytest.param(fault, marks=pytest.mark.long)
                                for fault in (404, 'shorten'))])
 def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
-    """Whatever fails once costs nothing."""
+    """A single failing request loses nothing."""
     for at in sweeps.part(range(0, 24, 2), 3):
         path = tmp_path / f'new-{at}'
         faults.plan(*[None] * at, fault)
@@ -285,13 +285,13 @@ def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
             assert not (path / 'repository.json').exists()
             result = restore(filled, path)
         faults.reset()
-        # What was restored before has no snapshot with the hot image.
+        # A directory restored before has no snapshot with the hot image.
         assert set(result.lost_images) <= {'hot'} and result.images == 3, at
         assert not result.lost_groups
 
 
 def test_a_store_that_is_away(filled, faults, tmp_path):
-    """Nothing counts as lost; the next call goes on with what is there."""
+    """Nothing counts as lost; the next call uses the files that are there."""
     def fail(done, total, what):
         if what == 'fetching recipes':
             faults.always = 503
@@ -316,9 +316,10 @@ def test_a_store_that_is_away(filled, faults, tmp_path):
         made.require_healthy()
 
 
-# Kills a restoring before the first request, before later ones, and before the
-# last of those that one makes; then completes it. Each may make more than the
-# one before, since that has left an owner.
+# The script kills a restoring before the first request, before later ones, and
+# before the last of those that one makes; then it completes the restoring.
+# Each may make more requests than the one before, since that has left an
+# owner.
 KILLING = '''
 import os, signal, sys, threading
 from glance_dedup.base import signingkeys
@@ -353,7 +354,7 @@ for left in [*map(int, moments), 1 << 30]:
 # Long: a directory is restored for each of the kills.
 @pytest.mark.timeout(300)
 def test_kill_9_anywhere(filled, faults, tmp_path):
-    """Before whichever request: the next restoring goes on."""
+    """The next restoring completes one that was killed before any request."""
     path = tmp_path / 'new'
     place = filled.settings
     faults.seen.clear()
@@ -384,14 +385,14 @@ def test_the_old_directory_writes_nothing_more(filled, connection, tmp_path):
         with pytest.raises(exceptions.InvalidParameter, match='restored to'):
             call()
     assert connection.keys('') == before
-    filled.require_all()       # it is still a repository
+    filled.require_all()       # still a repository
 
 
 @pytest.mark.parametrize('moment', [
     'sending recipes', 'sending the snapshot', 'deleting objects'])
 def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
                                             moment):
-    """It was at something when the directory was restored, and goes on."""
+    """The old host continues its work after the directory was restored."""
     filled.tier()
     images = {'two': filled.images.pop('two')}
     filled.repo.delete('two')
@@ -415,7 +416,7 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
     for _ in range(3):
         with pytest.raises(exceptions.InvalidParameter):
             filled.tier(tierer.Policy(everything=True, live_share=90))
-    # The newest snapshot is of before the deletion, or of after it.
+    # The newest snapshot is from before the deletion, or from after it.
     images['one'], images['both'] = filled.images['one'], filled.images['both']
     assert result.snapshot == (2 if moment != 'deleting objects' else 4)
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
@@ -424,7 +425,7 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
 
 def test_without_the_mark_the_old_host_would_delete(filled, connection,
                                                     tmp_path, monkeypatch):
-    """What the test above shows is due to it."""
+    """Without the owner's mark, the old host would delete objects."""
     filled.tier()
     monkeypatch.setattr(prefix_owners, 'retire', lambda *arguments: None)
     monkeypatch.setattr(prefix_owners, '_require_alone',
@@ -441,7 +442,7 @@ def test_without_the_mark_the_old_host_would_delete(filled, connection,
 
 
 def test_several_owners(filled, connection, tmp_path):
-    """One of them is to be named; all are retired."""
+    """The operator has to name one of several owners; all are retired."""
     place = filled.settings
     other = secrets.token_hex(16)
     prefix_owners.put_bytes(connection, prefix_owners.owner_key(other), (
@@ -515,13 +516,13 @@ def test_two_restorings_at_the_same_time(filled, tmp_path):
     with contextlib.closing(Restored(
             tmp_path / 'first', whole(filled))) as made:
         made.require_healthy()
-        # Whose place it took is known.
+        # The new owner's predecessor is known.
         again = restore(filled, tmp_path / 'third')
         assert again.restored_from == found[0].owner
 
 
 def test_an_earlier_owner_is_restored(filled, connection, tmp_path):
-    """Its snapshot comes back; who had taken its place is retired."""
+    """The earlier owner's snapshot comes back; its successor is retired."""
     restore(filled, tmp_path / 'new')
     with contextlib.closing(Restored(
             tmp_path / 'new', whole(filled))) as made:
@@ -680,7 +681,7 @@ def test_the_commands(filled, tmp_path):
                    '--credentials', place.credentials, '--moved', '-f', 'json')
     assert len(json.loads(attached.stdout)['restored_from']) >= 2
     run('--repository', tmp_path / 'again', 'task', 'tier')
-    # Now nothing is lost.
+    # Now no image is lost.
     run('--repository', tmp_path / 'again', 'repository', 'backup-metadata')
     whole = run('--repository', tmp_path / 'third', *arguments[2:], '--yes')
     assert json.loads(whole.stdout)['images'] == 3

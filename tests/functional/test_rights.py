@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a certificate, or a user of the socket, may store.
+"""The rights of a certificate, or of a user of the socket.
 
-A real Glance, and a real daemon to which certificates give rights: to a site,
-to compute hosts, and to none. Each attack is what a host does whose key
-somebody has stolen.
+A real Glance, and a real daemon where certificates have rights: one for a
+site, some for compute hosts, and one without rights. Each attack is that of a
+host with a stolen key.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def held(storing):
 
 
 def refusal(connected, image_id, header):
-    """Why an image may not be begun; None: it may."""
+    """Return the refusal of an image; None if the image may be begun."""
     with connected:
         try:
             connected.begin_replica(image_id, 'ab' * 16, header,
@@ -104,7 +104,7 @@ def refusal(connected, image_id, header):
 
 
 def as_user(uid, function, *arguments):
-    """The result of a function in a process of that user."""
+    """Return the result of a function in a process of that user."""
     return repositories.in_child(repositories.as_user(
         uid, lambda: function(*arguments)))
 
@@ -118,7 +118,7 @@ def attempt(storing, who, image_id, header):
     return refusal(client(storing, who), image_id, header)
 
 
-#: An id of each kind, by the right that it takes.
+#: An id of each kind, by the right that it requires.
 IDS = {'replicate': str(uuid.UUID(int=7)), 'upload': 'u_' + 'ab' * 16,
        'back up': 'b_web-vda_20261123T180000Z',
        'back up another': 'b_database_20991123T180000Z'}
@@ -141,7 +141,7 @@ def test_each_stores_what_its_rights_say(storing, home, who, rights):
         if who in ('nobody', 'token'):
             assert 'certificate of tls_client_ca' in why
             continue
-        # Who, what, and the option.
+        # The error names the user, the right, and the option.
         assert (f'the id {who} ' if isinstance(who, int)
                 else repr(who)) in why
         right = {'back up': 'back up web-vda',
@@ -154,7 +154,7 @@ def test_each_stores_what_its_rights_say(storing, home, who, rights):
 
 @pytest.mark.parametrize('who', ['site', 'one', 'reader'])
 def test_every_certificate_reads(storing, who):
-    """Images, with their hashes, by their ids; Glance need not know them."""
+    """Each certificate reads images by their ids, even if Glance has none."""
     data = noise(MIB, 11)
     with repositories.open_repository(storing.repository) as repo:
         repositories.put(repo, 'unknown', data)
@@ -173,7 +173,7 @@ def test_every_certificate_reads(storing, who):
 
 
 def requested(storing, who, method, path):
-    """The status of a request over TLS."""
+    """Return the status of a request over TLS."""
     context = ssl.create_default_context(cafile=str(storing.authority.path))
     if who in storing.certificates:
         context.load_cert_chain(str(storing.certificates[who]))
@@ -188,7 +188,7 @@ def requested(storing, who, method, path):
 
 @pytest.mark.parametrize('who', ['site', 'one', 'reader', 'token', 'nobody'])
 def test_nothing_at_listen_starts_or_deletes(storing, who):
-    """There is no such request, and none that lists, for any client."""
+    """Listing, starting and deleting are refused over TLS for any client."""
     document = yaml.safe_load(
         (daemons.ROOT / 'doc/source/reference/openapi.yaml').read_text())
     asked = [
@@ -205,7 +205,7 @@ def test_nothing_at_listen_starts_or_deletes(storing, who):
 
 
 def as_member(far):
-    """What a user in socket_users may do, in a process of that user."""
+    """Do what a user in socket_users may do, in a process of that user."""
     with far:
         with far.open_image('held') as stream:
             size = len(stream.read(stream.size))
@@ -219,7 +219,7 @@ def as_member(far):
 
 
 def test_users_of_the_socket(tmp_path):
-    """They read all, start tasks, and remove only what cannot be read."""
+    """Such users read all, start tasks, and remove only unreadable images."""
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'held', noise(MIB, 12))
@@ -237,7 +237,7 @@ def test_users_of_the_socket(tmp_path):
 
 @contextlib.contextmanager
 def replicating(storing, header, *who):
-    """Only these certificates have the right to replicate meanwhile.
+    """Give only these certificates the right to replicate meanwhile.
 
     :param who: the last one has not got it otherwise
     """
@@ -275,7 +275,7 @@ def test_an_upload_does_not_become_an_image(storing, home):
 
 
 def elsewhere(alice, data):
-    """An image that Glance has in another store; its id."""
+    """Store an image in another of Glance's stores; return its id."""
     image_id = alice.create(name='image')['id']
     alice.upload(image_id, data, store='plain')
     return image_id
@@ -284,7 +284,7 @@ def elsewhere(alice, data):
 @pytest.mark.parametrize('names_true_hash', [False, True])
 def test_planted_bytes_are_not_those_that_glance_means(
         storing, home, alice, names_true_hash):
-    """Even if a site plants them, which may store under every id."""
+    """A token does not open other bytes of an image, even if a site's."""
     data, other = noise(2 * MIB, 2), noise(2 * MIB, 3)
     image_id = elsewhere(alice, data)
     with stored(home, image_id, other):
@@ -304,7 +304,7 @@ def test_planted_bytes_are_not_those_that_glance_means(
                 assert image_id not in held(storing)
                 return
             sender.run(lambda location: None)
-    # Its hash is known from what came. A token does not open it.
+    # Its hash is that of the received bytes. A token does not open it.
     with client(storing, 'nobody', token='alice') as user:
         with pytest.raises(client_errors.Refused) as caught:
             user.open_image(image_id)
@@ -331,7 +331,7 @@ def test_who_sends_what_is_there_gets_no_location(storing, home, alice):
 
 
 def test_no_other_certificate_goes_on_with_a_replica(storing, home):
-    """Nor gets its location, or mixes its blocks with others."""
+    """Another certificate cannot continue a replica, or get its location."""
     with stored(home, 'taken', noise(MIB, 5)), contextlib.closing(
             replicas.Sending(home, 'taken')) as sending:
         arguments = 'taken', sending.upload_id, sending.header, SENDER
@@ -341,7 +341,7 @@ def test_no_other_certificate_goes_on_with_a_replica(storing, home):
             with pytest.raises(client_errors.Refused) as caught:
                 one.begin_replica(*arguments)
             assert caught.value.code == 503
-            # The same one goes on, over another connection, too.
+            # The same certificate can continue, even over another connection.
             with client(storing, 'site') as again:
                 again_replica = again.begin_replica(*arguments)
                 assert again_replica.location == replica.location

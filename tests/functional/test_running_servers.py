@@ -2,8 +2,8 @@
 
 """Running servers as sources of backups: a real libvirt with real QEMUs.
 
-Most servers here never run an instruction: they are started paused, and what
-they "write" goes through their disk's own block device in QEMU, as a driver's
+Most servers here never run an instruction: they are started paused, and their
+"writes" go through their disk's own block device in QEMU, as a driver's
 requests do. So a test knows every byte that was written.
 """
 
@@ -128,14 +128,14 @@ class Server:
         """Write through the server's own device."""
         number = int(disk == 'vdb')
         for command in (f'write -P {pattern} {offset} {length}', 'flush'):
-            # What the command prints goes to QEMU's log.
+            # The command's output goes to QEMU's log.
             told = self.monitor(
                 f'qemu-io -d /machine/peripheral/virtio-disk{number}/'
                 f'virtio-backend "{command}"')
             assert not told.strip(), told
 
     def bitmaps(self):
-        """The named bitmaps in QEMU."""
+        """Return the named bitmaps in QEMU."""
         return set(re.findall(f'"name": ?"({checkpoints.PREFIX}[^"]*)"',
                               self.virsh('qemu-monitor-command', self.name,
                                          '{"execute": "query-named-block-'
@@ -179,12 +179,12 @@ def server(libvirt, short_path):
     one.virsh('define', one.xml)
     one.start()
     yield one
-    # Fails while libvirt knows of a checkpoint.
+    # This fails while libvirt has a checkpoint of it.
     one.remove()
 
 
 def night(server, number, before=None):
-    """A backup of all disks; what was found and the bytes, by name.
+    """Back up all disks; return the findings and the bytes, by name.
 
     The bytes of clean segments are those of the night before.
     """
@@ -207,7 +207,7 @@ def night(server, number, before=None):
 
 
 def test_three_nights(server):
-    """Only what was written is read, and nothing of it is missed."""
+    """A backup reads only the segments that were written, and all of those."""
     server.write(0, 16 * MIB, 1)
     server.write(0, 4 * MIB, 1, 'vdb')
     first = night(server, 1)
@@ -228,7 +228,7 @@ def test_three_nights(server):
 
 
 def test_three_nights_by_ranks(server, tmp_path):
-    """Acceptance: the passes read dirty bytes, and backups are the disks."""
+    """Acceptance: the passes read dirty bytes, and backups equal the disks."""
     path = repositories.create(tmp_path / 'repository')
     settings = backup_job.Settings(
         ranks=2, state=str(tmp_path / 'state'), spool=str(tmp_path / 'spool'),
@@ -264,7 +264,7 @@ def test_three_nights_by_ranks(server, tmp_path):
 
 
 def backed_up(server, place, path, number, work=None):
-    """Results and notices of a backup by two ranks.
+    """Return the results and notices of a backup by two ranks.
 
     :param path: the repository's
     :param work: called between the two reads of the server, with the process
@@ -308,7 +308,10 @@ def backed_up(server, place, path, number, work=None):
 
 @pytest.mark.long
 def test_a_server_that_changes_by_ranks(server, tmp_path):
-    """It ends between its two reads, crashes, and grows; others go on."""
+    """A server that ends, crashes or grows is backed up next time.
+
+    The other backups complete.
+    """
     path = repositories.create(tmp_path / 'repository')
     (tmp_path / 'file').write_bytes(repositories.noise(SEGMENT, 1))
     server.write(0, 10 * MIB, 1)
@@ -322,7 +325,7 @@ def test_a_server_that_changes_by_ranks(server, tmp_path):
     assert 'Back it up again' in results['web-vda'].note
     server.start()
     results, _ = backed_up(server, tmp_path, path, 3)
-    # From the last that was completed: no more than the one segment, twice.
+    # The base is the last complete backup: only one segment is read, twice.
     assert not results['web-vda'].note
     assert 0 < results['web-vda'].read <= 2 * SEGMENT
 
@@ -343,7 +346,7 @@ def test_a_server_that_changes_by_ranks(server, tmp_path):
 
 
 def test_a_round_that_is_given_up_ends_its_jobs(server, tmp_path, monkeypatch):
-    """Else scratch files would grow, and nobody would watch them (B6)."""
+    """Otherwise scratch files would grow unnoticed (B6)."""
     path = repositories.create(tmp_path / 'repository')
     (tmp_path / 'file').write_bytes(repositories.noise(SEGMENT, 1))
     monkeypatch.setattr(backup_job, 'ATTEMPTS', 1)
@@ -406,7 +409,7 @@ def test_a_view_stays_as_it_was(server):
 
 
 def test_without_the_commit_the_old_checkpoint_stays(server):
-    """B3; for each disk by itself."""
+    """Each disk's checkpoint is replaced only by its own commit (B3)."""
     server.write(0, 8 * MIB, 1)
     night(server, 1)
     old = server.bitmaps()
@@ -426,7 +429,7 @@ def test_without_the_commit_the_old_checkpoint_stays(server):
 
 
 def in_a_process_that_dies(work):
-    """What `work` gives, as text, from a process that closes nothing."""
+    """Return `work`'s text from a process that dies and closes nothing."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if not pid:
@@ -483,7 +486,7 @@ def test_what_a_dead_process_left_is_removed(server):
 
 
 def test_what_crashed_together_is_removed_with_the_server_shut_off(server):
-    """Nobody else removes QEMU's socket."""
+    """The next backup removes QEMU's socket after both crashed."""
     in_a_process_that_dies(lambda: server.open()[0].identity)
     server.kill()
     assert list((server.place / 'scratch').iterdir())
@@ -492,7 +495,7 @@ def test_what_crashed_together_is_removed_with_the_server_shut_off(server):
 
 
 def test_a_server_that_is_shut_off_while_its_job_ends(server, monkeypatch):
-    """libvirt then refuses a job that is over; nothing is left of it."""
+    """libvirt then refuses a job that is over; no file of it is left."""
     from glance_dedup.backup import libvirt_jobs     # which needs libvirt
     running_job = libvirt_jobs._running_job
 
@@ -515,7 +518,7 @@ def test_a_server_that_is_shut_off_while_its_job_ends(server, monkeypatch):
 
 
 def test_a_server_that_is_gone_leaves_nothing(server):
-    """A transient one is no more once it is shut off."""
+    """A transient server no longer exists once it is shut off."""
     server.virsh('undefine', server.name, '--checkpoints-metadata')
     opened = server.open()
     server.kill()
@@ -538,7 +541,7 @@ def test_a_server_that_is_stopped_ends_its_view(server):
         for view in opened:
             with pytest.raises(views.SourceError, match='Back it up again'):
                 view.check()
-    # The disk's file has its bitmaps, so nothing is read that need not be.
+    # The disk's file has its bitmaps, so only dirty segments are read.
     server.start()
     with server.opened() as (vda, _):
         assert sources.scan(vda) == 'dccc' + 'z' * 28
@@ -599,7 +602,7 @@ def test_a_resized_disk_is_dirty(server):
     with server.opened(targets=['vda']) as (view,):
         assert view.size == SIZE + MIB and view.base is None
         assert sources.scan(view) == 'dddd' + 'z' * 29
-    # Shrunk, and as large as before: no bitmap tells.
+    # The disk shrinks and grows back: no bitmap shows that.
     server.virsh('blockresize', server.name, 'vda', f'{4 * MIB}B')
     server.virsh('blockresize', server.name, 'vda', f'{SIZE}B')
     assert night(server, 2, first)[0]['web-vda'] == 'cc' + 'z' * 30
@@ -638,7 +641,7 @@ def test_two_backups_at_once(server):
 
 
 def test_a_view_ends_before_its_scratch_file_is_too_large(server):
-    """And the server goes on."""
+    """The view ends at the limit, and the server keeps running."""
     server.settings = server.with_settings(scratch_bytes=4 * MIB)
     server.write(0, 16 * MIB, 1)
     with server.opened() as opened:
@@ -661,7 +664,7 @@ def test_a_view_ends_before_its_scratch_file_is_too_large(server):
 
 
 def test_a_plan_knows_how_fast_a_server_overwrites(server):
-    """As fast as in its last backup; a server that is off not at all."""
+    """The plan uses the last backup's rate, and 0 for a server that is off."""
     server.write(0, 16 * MIB, 1)
     assert servers.find(server.settings, 'web') == servers.Found(72 * MIB, 0)
     with server.opened() as opened:
@@ -676,7 +679,7 @@ def test_a_plan_knows_how_fast_a_server_overwrites(server):
 
 
 def test_libvirt_knows_of_no_checkpoint(server):
-    """Else it would refuse to undefine the server, as Nova does."""
+    """With checkpoints libvirt would refuse to undefine it, as Nova does."""
     with server.opened() as opened:
         assert not server.virsh('checkpoint-list', '--name',
                                 server.name).strip()
@@ -705,7 +708,7 @@ def test_wrong_names(server):
 
 
 def test_memory(server):
-    """A rank may have 35 MB in all."""
+    """A rank needs at most 35 MB in all."""
     program = (
         'import sys, resource\n'
         'from glance_dedup.repository import image_repository\n'
@@ -728,7 +731,7 @@ def test_memory(server):
 
 
 class Guest(test_libvirt.Server):
-    """A server that boots. It counts how often, on its disk."""
+    """A server that boots. It counts its boots on its disk."""
 
     def __init__(self, libvirt, place, number):
         self.libvirt = libvirt
@@ -758,7 +761,7 @@ class Guest(test_libvirt.Server):
 @pytest.mark.needs('bootimage')
 @pytest.mark.timeout(1800)
 def test_three_nights_of_three_guests(libvirt, short_path, capfd):
-    """Each boots and is backed up; one boots again as it was that night."""
+    """Three guests boot and are backed up; a restored one boots again."""
     if not shutil.which('qemu-system-x86_64'):
         pytest.skip('QEMU is not installed')
     guests = [Guest(libvirt, short_path, number) for number in range(3)]
@@ -795,7 +798,8 @@ def test_three_nights_of_three_guests(libvirt, short_path, capfd):
         for name, length in dirty.items():
             row = nights[-1][f'{name}-vda']
             if number > 1:
-                # Acceptance: the two passes, each 1.1 times.
+                # Acceptance: each of the two passes reads at most 1.1 times
+                # the bytes.
                 assert 0 < row['read_bytes'] <= 2 * 1.1 * length
                 assert length < row['size'] / 4
         for guest in guests:
@@ -811,7 +815,7 @@ def test_three_nights_of_three_guests(libvirt, short_path, capfd):
 
 
 def _dirty_bytes(settings, name):
-    """Of the segments of a server's disk that were written to."""
+    """Return the bytes of a disk's segments that were written to."""
     view, = servers.open_server(settings, name)
     with view:
         return sources.scan(view).count('d') * SEGMENT

@@ -41,7 +41,7 @@ def commands(*sections):
 
 
 def test_the_page_s_commands(repo, tmp_path, monkeypatch, capfd):
-    """But ``glance register``: test_register.py has that of a backup."""
+    """The page's commands run; test_register.py has ``glance register``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('GLANCE_DEDUP_REPOSITORY', repo.path)
     monkeypatch.setenv('GLANCE_DEDUP_FILTER_DIR', str(tmp_path / 'filter'))
@@ -60,13 +60,13 @@ def test_the_page_s_commands(repo, tmp_path, monkeypatch, capfd):
         (tmp_path / name).read_bytes() for name in (
             'web1.raw', 'noon.raw', 'monday.raw'))
     assert [noon, monday, newest] == [noise(8192, n) for n in range(3)]
-    # The newest of each day.
+    # The newest backup of each day is left.
     assert [found.image_id for found in repo.backups()] == [
         f'b_web1_{time}' for time in TIMES[1:]]
 
 
 def run_in_shell(text, place):
-    """Run a pipeline. Another machine is a shell on this one."""
+    """Run a pipeline; a shell on this machine replaces the other machine."""
     place.mkdir()
     for name, command in (
             ('glance-dedup',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reading through memory that the daemon shares, against a real process.
+"""Reading through memory that the daemon shares, from a real process.
 
 The rules M1 to M5 are in ``daemon.rst``, "Shared memory".
 """
@@ -51,13 +51,13 @@ def daemon(repository):
 
 @pytest.fixture
 def hasty(repository):
-    """One whose patience is short."""
+    """A daemon whose time limits are short."""
     with daemons.Daemon(repository, write_timeout=3) as process:
         yield process.start()
 
 
 class Peer:
-    """A client that does what it likes once it has the memory."""
+    """A client that ignores the protocol once it has the memory."""
 
     def __init__(self, daemon):
         self.sock = daemon.connect()
@@ -72,7 +72,7 @@ class Peer:
         self.sock.sendall(shared_memory.REQUEST.pack(offset, place, length))
 
     def answer(self):
-        """The next answer; None if the daemon has ended the connection."""
+        """Return the next answer; None if the daemon has disconnected."""
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 self.sock, shared_memory.ANSWER.size, 4)
@@ -102,14 +102,14 @@ def is_shared(stream):
 
 
 def shared_now(daemon):
-    """Bytes of shared memory that the daemon's process has mapped."""
+    """Return the bytes of shared memory that the daemon has mapped."""
     with open(f'/proc/{daemon.process.pid}/smaps') as f:
         sizes = [int(size.split()[1]) for line, size in itertools.pairwise(f)
                  if 'memfd:glance-dedup' in line]
     return sum(sizes) << 10
 
 
-# -- as it should be ----------------------------------------------------------
+# -- normal use ---------------------------------------------------------------
 
 def test_an_image_comes_through_memory(daemon, content):
     before = daemon.status()['reads']['bytes']
@@ -137,7 +137,7 @@ def test_a_range_comes_through_memory(daemon, content, offset, length):
 
 
 def test_many_at_once(daemon, content):
-    """M4: more than there is memory for; the others come as ever."""
+    """M4: readers beyond the memory's limit get the bytes over the socket."""
     daemon.wait_for(lambda: not shared_now(daemon))
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(daemon.client())
@@ -156,7 +156,7 @@ def test_who_asks_for_little_gets_no_memory(daemon, content):
         with client.open_image('small') as stream:
             assert not is_shared(stream)
             assert stream.read(PIECE) == content[:MIN_SIZE - 1]
-        # And the connection serves further requests.
+        # The connection serves further requests.
         assert len(client._kept) == 1
         with client.open_image('image', offset=5, length=100) as stream:
             assert stream.read(100) == content[5:105]
@@ -214,7 +214,7 @@ def test_m4_a_client_that_keeps_the_memory_pins_nothing(repository, content):
         daemon.wait_for(lambda: 'Reading the options again' in daemon.text())
         peer.ask(0, PIECE, PIECE)
         assert peer.answer() == (PIECE, 0)
-        # It asks for nothing more: the daemon ends the connection, and takes
+        # It sends no more requests: the daemon ends the connection, and takes
         # the memory back.
         assert peer.answer() is None
         daemon.wait_for(lambda: not shared_now(daemon))
@@ -253,7 +253,7 @@ def test_one_that_does_not_wait_for_the_answer(daemon):
 
 
 def test_one_that_takes_no_answers(daemon, content):
-    """It is disconnected, and no thread waits for it."""
+    """A client that reads no answers is disconnected; no thread waits."""
     peers = [Peer(daemon) for _ in range(6)]    # more than threads that read
     try:
         for peer in peers:
@@ -294,7 +294,7 @@ def test_a_damaged_image_ends_it(tmp_path):
     with daemons.running(path) as daemon:
         with daemon.client() as client, client.open_image('image') as stream:
             found = b''
-            # It may end before the client has copied what came before (M3).
+            # It may end before the client has copied the bytes before (M3).
             with pytest.raises(client_errors.DaemonUnavailable):
                 while True:
                     found += stream.read(MIB)

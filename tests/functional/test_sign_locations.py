@@ -51,7 +51,7 @@ def results(found, status=0):
 
 
 def rekey(place, *arguments, status=0):
-    """Change the key, as another process than the one that serves Glance."""
+    """Change the key in another process than the one that serves Glance."""
     assert entry.main(['--repository', str(place / 'dedup1'), '--socket', '',
                        'repository', 'rekey', *arguments]) == status
 
@@ -85,7 +85,7 @@ def test_a_change_of_the_key(client, run, place, images, capfd):
         assert [old] == before[image_id] and signed != old
     images[new] = later
     read_all(client, images)
-    # Again, while the second is under way.
+    # The command runs again, while the second change is under way.
     rekey(place, status=2)
     rekey(place, '--finish')
     read_all(client, images)
@@ -96,7 +96,7 @@ def test_a_change_of_the_key(client, run, place, images, capfd):
         assert [url] != before.get(image_id)
     read_all(client, images)
     assert set(results(sign(run)).values()) == {'signed'}
-    # The old location opens nothing, for nobody.
+    # No user can open an image by the old location.
     thief = client.create(name='thief', disk_format='raw',
                           container_format='bare')['id']
     add_location(client, thief, before[next(iter(before))][0],
@@ -118,7 +118,7 @@ def test_a_key_that_is_lost(client, run, place, images):
 
 
 def test_who_gets_no_signature(client, run, place, images):
-    """What a user attached to an image of theirs is signed for nobody."""
+    """An image of another project, or stored again, gets no signature."""
     first, second, third = images
     foreign = test_adoption.upload(client, mixture(MIB, 4), 'dedup1',
                                    owner='somebody')

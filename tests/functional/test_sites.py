@@ -74,12 +74,12 @@ def run(sites, monkeypatch, capfd):
     return run
 
 
-# What no API can give an image, or what says of which site it is.
+# Properties that no API can give an image, or that differ between sites.
 OWN = ('created_at', 'updated_at', 'virtual_size', 'stores', 'direct_url')
 
 
 def same(sites, image_id):
-    """Both Glances say, and serve, the same."""
+    """Both Glances show, and serve, the same image."""
     here, there = (site.record(image_id) for site in (sites.home, sites.away))
     for record in (here, there):
         for name in OWN:
@@ -92,7 +92,7 @@ def same(sites, image_id):
 
 
 def noted(sites):
-    """What is noted as being under way."""
+    """Return the ids that the progress file has."""
     path = pathlib.Path(sites.home.path) / progress_file.NAME
     if not path.exists():
         return set()
@@ -100,7 +100,7 @@ def noted(sites):
             for entry in progress_file.decode(path.read_bytes())}
 
 
-# -- what is there ------------------------------------------------------------
+# -- images and their records -------------------------------------------------
 
 def test_metadata_and_data(sites, run):
     demo = sites.cloud.connect('demo').current_project_id
@@ -154,7 +154,7 @@ def test_what_cannot_be_as_at_home(sites, run):
         'guarded', 'cinder_encryption_key_deletion_policy'}
     assert there['other'] == 'yes' and there['owner'] == owner
     assert there['cinder_encryption_key_id']
-    # Its deletion would ask for a key that nobody has here.
+    # Its deletion would request a key that does not exist here.
     sites.home.glance.patch(
         f'/images/{image_id}', headers=glance_api._PATCH, json=[
             {'op': 'remove', 'path': f'/{name}'} for name in here
@@ -229,7 +229,7 @@ def test_ids_that_are_taken(sites, run):
 
 
 def test_glance_there_verifies_the_data(sites, run):
-    """The repository has not what Glance at home recorded."""
+    """An image with other bytes than Glance's hash at home is refused."""
     image_id = sites.home.upload(noise(MIB, 16), store='file')
     with repositories.open_repository(sites.home.path) as repo:
         repositories.put(repo, image_id, noise(MIB, 17))
@@ -248,7 +248,7 @@ def test_glance_there_verifies_the_data(sites, run):
 
 
 def test_a_task_of_glance_there_that_fails(sites, run, monkeypatch):
-    """It deletes the data there; the run has Glance take them once more."""
+    """Glance deletes the data there; the run has Glance add it once more."""
     image_id = sites.home.upload(noise(MIB, 18))
     real = glance_api.Glance.add_data
     values = ['0' * 128]
@@ -258,13 +258,13 @@ def test_a_task_of_glance_there_that_fails(sites, run, monkeypatch):
     monkeypatch.setattr(glance_api.Glance, 'add_data', add_data)
     found = run(image_id)
     assert found.results(image_id) == ['replicated'], found.err
-    # The blocks were there the second time.
+    # The second time the blocks were there.
     assert MIB < found.rows[image_id]['sent_bytes'] < 2 * MIB
     same(sites, image_id)
     assert image_id not in noted(sites)
 
 
-# -- who may ------------------------------------------------------------------
+# -- permissions --------------------------------------------------------------
 
 @pytest.mark.parametrize('options, status, words', [
     ({'to-cloud': 'admin'}, 3, "has not the role 'service' (but admin"),
@@ -284,14 +284,14 @@ def test_refused_before_anything_is_begun(sites, run, options, status, words):
 
 
 def test_without_a_glance(sites, run):
-    """The data alone, and that is said."""
+    """Without clouds the run sends only the data, and reports that."""
     image_id = sites.home.upload(noise(MIB, 18))
     found = run(image_id, **{'from-cloud': None, 'to-cloud': None})
     assert found.status == 0 and 'no Glance is asked or told' in found.err
     assert found.results(image_id) == ['replicated']
     assert image_id in sites.away.held()
     assert sites.away.record(image_id) is None
-    # Then with them: who finds an image there gets no location of it.
+    # With clouds, a run that finds an image there adds no location of it.
     found = run(image_id)
     assert found.results(image_id) == ['failed']
     assert 'glance-dedup image delete' in found.rows[image_id]['error']
@@ -307,7 +307,7 @@ def test_without_a_glance(sites, run):
 # -- deleting -----------------------------------------------------------------
 
 def at(monkeypatch, place, name, act):
-    """Have something happen right after the first call of a function."""
+    """Call a function right after the first call of another."""
     real = getattr(place, name)
     todo = [act]
 
@@ -347,7 +347,7 @@ def test_deleted_there_in_the_middle(sites, run, monkeypatch, moment):
     assert 'it was deleted at the other site' in found.rows[image_id]['error']
     assert sites.away.record(image_id) is None
     assert image_id not in noted(sites)
-    # So it is left: who deleted it there meant it.
+    # It is left out: a user there has deleted it on purpose.
     again = run(image_id)
     assert again.results(image_id) == ['left out'] and 'was deleted there' in (
         again.rows[image_id]['error'])
@@ -368,7 +368,7 @@ def test_deleted_at_both_at_once(sites, run, monkeypatch):
 
 
 def test_two_ways(sites, run):
-    """What came from there is not deleted there for having been here."""
+    """A replica that is deleted at home stays where it was stored first."""
     image_id = sites.home.upload(noise(MIB, 23))
     sites.away.upload(noise(MIB, 23), id=image_id)
     assert run(image_id).results(image_id) == ['present']
@@ -379,7 +379,7 @@ def test_two_ways(sites, run):
 
 # -- killed -------------------------------------------------------------------
 
-#: What changes something, at home or there, each possibly the last.
+#: The calls that change something, at home or there; each may be the last.
 STEPS = [
     (progress_file.Underway, 'begin'), (glance_api.Glance, 'create'),
     (progress_file.Underway, 'recorded'), (glance_api.Glance, 'add_member'),
@@ -390,7 +390,7 @@ STEPS = [
 
 
 def child(arguments, environment, step, log):
-    """A process that replicates, and is killed after a step."""
+    """Replicate in a process that is killed after a step."""
     os.environ.update(environment)
     with open(log, 'w') as f:
         os.dup2(f.fileno(), 1)
@@ -432,16 +432,19 @@ def test_killed_after_any_step(sites, run, tmp_path):
 
     for number in range(len(STEPS)):
         kill(number)
-    # Each also ends what it finds to be as far as Glance there.
+    # Each run also completes images that have progressed as far as Glance
+    # there.
     under_way = noted(sites) & set(ids)
     assert set(ids[:8]) <= under_way <= set(ids[:-1])
-    # Not what is committed and not told of: that is for the command orphans.
+    # Images that are committed and unknown to Glance are for the command
+    # orphans.
     gone = [image_id for image_id, (place, name) in zip(ids, STEPS)
             if name in ('begin', 'create', '_send_lots', 'wait_for_data',
                         'set')
             and image_id in under_way]
     kept = [image_id for image_id in ids if image_id not in gone]
-    # What is deleted at home now is deleted there, although not asked for.
+    # Images that are deleted at home now are deleted there, although not
+    # named.
     for image_id in gone:
         sites.home.delete(image_id)
     found = run(*kept)
@@ -458,7 +461,7 @@ def test_killed_after_any_step(sites, run, tmp_path):
 
 
 def taken(site):
-    """Bytes of the disk."""
+    """Return the bytes that a site takes on the disk."""
     return sum(found.stat().st_blocks * 512
                for found in pathlib.Path(site.path, 'groups').iterdir())
 
@@ -479,13 +482,13 @@ def test_interrupted(sites, run, tmp_path):
     assert process.exitcode == 130, log.read_text()
     assert 'start the command again to go on' in log.read_text()
     found = run(image_id)
-    # Glance there may have been told in the last moment.
+    # Glance there may have got the location at the last moment.
     assert found.results(image_id)[0] in ('replicated', 'present')
     assert found.rows[image_id]['sent_bytes'] < 32 * MIB
     same(sites, image_id)
 
 
-# -- somebody is away ---------------------------------------------------------
+# -- a site that is away ------------------------------------------------------
 
 def test_the_receiver_is_away(sites, run):
     ids = [sites.home.upload(noise(MIB, seed)) for seed in (60, 61, 62)]
@@ -517,7 +520,7 @@ def test_one_that_is_damaged_does_not_stop_the_others(sites, run):
 
 @pytest.fixture
 def daemon(sites):
-    """The one at home."""
+    """The daemon at home."""
     with daemons.Daemon(sites.home.path) as daemon:
         daemon.environment = sites.environment
         yield daemon
@@ -550,7 +553,7 @@ def test_continuous(sites, run, daemon):
              daemon.status()['replication']['pending'] == 0)
     for image_id in wanted:
         same(sites, image_id)
-    # A new one is picked up, and one that gets what is asked for.
+    # A new image is picked up, and so is an image that gets the property.
     wanted.append(sites.home.upload(noise(MIB, 74), replicate='yes',
                                     owner=project))
     sites.home.change(others[0], replicate='yes')
@@ -577,7 +580,7 @@ def test_continuous(sites, run, daemon):
 # Long: a daemon replicates at 1 MiB a second, is killed, and starts again.
 def test_continuous_that_fails_and_is_killed(sites, run, daemon):
     project = uuid.uuid4().hex
-    # At its rate it would take long after what follows.
+    # At its rate this image would take much longer than the test.
     size = 24 * MIB
     image_id = sites.home.upload(noise(size, 80), owner=project)
     bad = sites.home.upload(noise(MIB, 81), owner=project)
@@ -606,7 +609,7 @@ def test_continuous_that_fails_and_is_killed(sites, run, daemon):
     assert 'has not the hash' in found['failed'][bad]['error']
     assert 0 < found['failed'][bad]['seconds_left'] <= 60
     assert found['sent_bytes'] < size
-    # It is not tried again and again.
+    # The bad image is not repeated at once.
     again = daemon.run('replicate')
     assert again['last']['result']['failed'] == {}
     sites.home.delete(bad)

@@ -43,7 +43,7 @@ def listed(store, connection):
 
 
 def kinds(store, connection):
-    """Keys of groups, of recipes, and of manifests."""
+    """Return the keys of groups, of recipes, and of manifests."""
     found = [keys.parse(store.settings.owner, key)
              for key, _ in listed(store, connection)]
     return [sorted(key for key in found if isinstance(key, kind))
@@ -65,7 +65,7 @@ def digest(file):
 
 
 def wear(store):
-    """Have most blocks of the first group freed; returns its old object."""
+    """Have most blocks of the first group freed; return its old object."""
     store.repo.delete('two')
     del store.images['two']
     before = store.facts()[1]['object'].hex()
@@ -97,7 +97,7 @@ def test_a_snapshot_names_everything(store, connection):
 
 def test_one_is_taken_only_if_something_changed(store, connection):
     store.put('one', 1, 1)
-    # Two, so that the loss of one manifest costs nothing.
+    # There are two, so that the loss of one manifest loses no image.
     assert [store.tier().snapshot for _ in range(4)] == [1, 2, 0, 0]
     store.put('two', 0.1, 2)
     result = store.tier()
@@ -137,7 +137,7 @@ def test_a_replaced_object_goes_after_two_snapshots(store, connection):
         store.facts()[1]['object'].hex()]
     assert [key.image_id for key in recipes] == ['one']
     assert [key.number for key in manifests] == [3, 4]
-    # The object, the recipe of the deleted image, and snapshot 2.
+    # The object, the recipe of the deleted image, and snapshot 2 go.
     assert second.deleted_objects == 3
     assert second.deleted_bytes > test_tierer.SIZE
     assert sum(size for _, size in listed(store, connection)) < size / 2
@@ -209,7 +209,7 @@ def test_an_object_that_the_spool_names_stays(store, connection):
 
 
 def test_a_recipe_that_cannot_be_read_stays(store, connection):
-    """What the object store has of it may be all that is left."""
+    """The object store's copy of a damaged recipe may be the only one."""
     store.put('one', 1, 1)
     store.put('two', 1, 2)
     store.tier()
@@ -347,7 +347,7 @@ def test_a_directory_that_was_replaced(store, connection):
 
 
 def test_a_reader_of_a_group_that_was_replaced(store, connection):
-    """It reads on, though the object that it knows is gone."""
+    """An open image can be read on, though its object is gone."""
     store.put('one', 0.25, 1)
     store.put('two', 0.75, 2)
     store.tier()

@@ -57,7 +57,7 @@ class Store:
         cold_repositories.forget(self.path)
 
     def require_all(self):
-        """Each image is what was stored, read without a cache."""
+        """Each image reads as it was stored, without a cache."""
         self.forget()
         for name, data in self.images.items():
             with self.repo.open_image(name) as image:
@@ -168,7 +168,7 @@ def test_a_short_disk_does_not_wait_for_recompression(store, monkeypatch):
     policy = tierer.Policy(free_bytes=1, mark=mark)
     monkeypatch.setattr(store.repo, 'room', lambda: (4 * SIZE, SIZE))
     assert store.tier(policy).groups == 0
-    # Less than one group is free above what storing leaves.
+    # Less than one group is free beyond the reserve.
     monkeypatch.setattr(store.repo, 'room', lambda: (2 * SIZE - 1, SIZE))
     assert store.tier(policy).groups == 1
     store.require_all()
@@ -228,7 +228,7 @@ def test_a_store_that_fails(store, faults, fault):
 
 
 def test_a_changed_object_is_noticed(store, faults):
-    """The server says that it has the right bytes, and gives others."""
+    """The server claims to have the right bytes, and sends others."""
     store.put('one', 1, 1)
     with cold_settings.connect(store.settings):
         faults.plan(*['flip'] * 8, methods=('GET',))

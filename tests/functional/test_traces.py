@@ -2,8 +2,8 @@
 
 """Spans of OSProfiler: a real Glance, a real Redis, and osprofiler's command.
 
-Who has the key of Glance's ``[profiler]`` signs the headers of a request, and
-finds the request's tree of spans in Redis.
+A user with the key of Glance's ``[profiler]`` signs the headers of a request,
+and finds the request's tree of spans in Redis.
 """
 
 import json
@@ -63,7 +63,7 @@ class Store:
         self._process.wait(SECONDS)
 
     def spans(self, base_id):
-        """A trace's spans by id, as ``osprofiler trace show`` tells them."""
+        """Return a trace's spans by id, from ``osprofiler trace show``."""
         said = subprocess.run(
             [pathlib.Path(sys.prefix) / 'bin' / 'osprofiler', 'trace', 'show',
              '--json', '--connection-string', self.url, base_id],
@@ -81,7 +81,7 @@ class Store:
         return found
 
     def all(self):
-        """Everything that was written, as text."""
+        """Return all that was written, as text."""
         return '\n'.join(
             str(self.client.lrange(key, 0, -1))
             for key in self.client.scan_iter('osprofiler*'))
@@ -132,7 +132,7 @@ class Trace:
 
 
 def named(store, trace, name):
-    """The one span of this name, once it has ended, and its parent."""
+    """Return the one span of this name, once it has ended, and its parent."""
     def ended():
         spans = store.spans(trace.base_id)
         found = [span for span in spans.values()
@@ -144,7 +144,10 @@ def named(store, trace, name):
 
 
 def parents(store, trace, name):
-    """The names of the spans above those of this name, once all are there."""
+    """Return the names of the spans above those of this name.
+
+    This waits until all are there.
+    """
     def known():
         spans = store.spans(trace.base_id)
         above = {span['parent_id'] for span in spans.values()
@@ -164,7 +167,7 @@ def image(client, data):
 
 
 def test_an_upload(server, store):
-    """The span tells what was new, as a child of Glance's own."""
+    """The span has the new bytes, and is a child of Glance's own."""
     data = random.Random(1).randbytes(2 * MIB) + bytes(MIB)
     first, second = Trace(server.url), Trace(server.url)
     image(first.glance, data)
@@ -177,7 +180,7 @@ def test_an_upload(server, store):
 
 
 def test_a_download(server, store):
-    """Its span goes on after Glance's, and ends with the last byte."""
+    """The store's span ends with the last byte, after Glance's own."""
     trace = Trace(server.url)
     data = random.Random(2).randbytes(3 * MIB)
     made = image(glance_server.Client(server.url), data)
@@ -195,7 +198,7 @@ def test_a_deletion(server, store):
 
 
 def test_an_error(server, store):
-    """It is told by its class, so that OSProfiler lists the trace."""
+    """The span has the error's class, so that OSProfiler lists the trace."""
     trace = Trace(server.url)
     made = trace.glance.create(name='one')['id']
     trace.glance.request('PUT', f'/v2/images/{made}/file', body=bytes(100),
@@ -243,7 +246,7 @@ def cache(store, storing, tmp_path_factory):
     daemon = storing.cache(
         repositories.create(tmp_path_factory.mktemp('cache') / 'repository'))
     options = profiling(store)['profiler']
-    # Its log has everything: debug is on.
+    # The daemon's log has everything: debug is on.
     daemon.config.write_text(daemon.config.read_text()
                              + glance_server.ini({'profiler': options}))
     with daemon:
@@ -253,7 +256,7 @@ def cache(store, storing, tmp_path_factory):
 
 
 def test_a_cache_stands_between_nova_and_glance(cache, storing, store):
-    """Its span has Glance's below it, and tells where the bytes came from."""
+    """The cache's span has Glance's below it, and names the bytes' source."""
     data = random.Random(3).randbytes(2 * MIB)
     made = image(storing.glance.client('alice'), data)
 
@@ -284,7 +287,7 @@ def test_a_cache_passes_uploads_on_in_their_trace(cache, store):
     {'X-Trace-HMAC': '0' * 40}, {'X-Trace-HMAC': '\xe9' * 40},
     {'X-Trace-Info': 'e30='}, {'X-Trace-Info': '\xe9'}, {'X-Trace-HMAC': ''}])
 def test_a_cache_answers_hostile_headers_without_a_span(cache, store, change):
-    """They are passed on; some of them break OSProfiler in Glance."""
+    """The headers are passed on; some of them break OSProfiler in Glance."""
     hostile = Trace(cache.url, **{'X-Auth-Token': 'alice'})
     hostile.glance.headers.update(change)
     image_id = '5b1c6f5e-0d5e-4b5c-8b3e-2f6f1c9a7d10'

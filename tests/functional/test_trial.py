@@ -2,7 +2,7 @@
 
 """Hosts that try a directory together: each fault is found, and named.
 
-The hosts are mounts of ``tests/sharedfs``, on which each fault can be had.
+The hosts are mounts of ``tests/sharedfs``, which can produce each fault.
 """
 
 import collections
@@ -45,7 +45,7 @@ def impatient(monkeypatch):
 
 
 def try_on(hosts, **options):
-    """All hosts' findings: of each, by property, verdict and detail."""
+    """Return all hosts' findings: of each, by property, verdict and detail."""
     options = {'hosts': len(hosts), 'wait': LIMIT, 'limit': LIMIT / 2,
                **options}
     with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
@@ -78,7 +78,7 @@ def test_file_system_that_is_fine(tmp_path, count):
         found = try_on(hosts)
         nothing_is_left(hosts)
     for findings in found:
-        # That a name may come late is known, and reckoned with.
+        # Late names are a known limit, for which waits allow.
         assert verdicts(findings) == {**FINE, 'new-names': LIMITED}
         assert 1 < findings['new-names'].seconds < LIMIT / 2
         assert findings['names-asked'].seconds == 0
@@ -88,7 +88,7 @@ def test_file_system_that_is_fine(tmp_path, count):
 @pytest.mark.parametrize('two_hosts', conftest.REAL_FILE_SYSTEMS,
                          indirect=True)
 def test_real_file_systems(two_hosts):
-    """None has a property that is not fine, but for a fault of Ceph 16."""
+    """Real file systems have all properties, but for a fault of Ceph 16."""
     repositories.create(two_hosts[0].root / 'repository')
     known = ({'locks-fall'}
              if kinds.kind_of(two_hosts[0]) == 'ceph' else set())
@@ -170,7 +170,7 @@ def test_a_daemon_says_whether_its_mount_was_tried(tmp_path):
 
 
 def test_a_file_system_without_direct_reads_is_refused(tmp_path):
-    """Its name is said; one host alone sees it."""
+    """The error names the file system; one host alone detects it."""
     with fuse_hosts.hosts(tmp_path, 1, direct='refused') as hosts:
         prepare(hosts)
         path = hosts[0].root / 'repository'
@@ -181,7 +181,10 @@ def test_a_file_system_without_direct_reads_is_refused(tmp_path):
 
 
 def test_a_message_is_whole_when_it_is_listed(tmp_path):
-    """Half of one would be all that this host sees until its cache ends."""
+    """A message's name appears when it is whole.
+
+    Otherwise this host would see half of it until its cache ends.
+    """
     with fuse_hosts.hosts(tmp_path, names=0, open='trusts') as hosts:
         prepare(hosts)
         os.mkdir(hosts[0].root / 'repository/locks/trial')
@@ -209,7 +212,7 @@ def test_a_message_is_whole_when_it_is_listed(tmp_path):
 
 
 def test_a_slow_look_finds_no_late_change(tmp_path):
-    """What the first look shows was there at once, however long it took."""
+    """A change that the first look shows counts as immediate, if slow."""
     here = host_mailbox.Mailbox('', tmp_path, LIMIT)
 
     def look(*shown):
@@ -225,7 +228,7 @@ def test_a_slow_look_finds_no_late_change(tmp_path):
 
 
 def test_few_links_to_one_file(tmp_path, monkeypatch):
-    """Some file systems have room for some forty names of a file."""
+    """Some file systems allow only about forty names of a file."""
     tried = collections.Counter()
     link = os.link
 
@@ -269,7 +272,7 @@ def test_command(tmp_path):
 
 
 def test_command_that_is_interrupted(tmp_path):
-    """It removes what it made; and the other says who fell silent."""
+    """The interrupted command removes its files; the other names its host."""
     with fuse_hosts.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
         ended = threading.Event()
@@ -307,7 +310,7 @@ def test_host_that_is_alone(tmp_path):
 
 
 def test_trial_that_was_killed_is_not_met(tmp_path):
-    """Its files are still there; whoever is alive does not wait for it."""
+    """A later trial does not wait for one that was killed, and left files."""
     with fuse_hosts.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
         dead = command(hosts[0])

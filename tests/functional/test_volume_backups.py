@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Backups of volumes, whoever has them open."""
+"""Backups of volumes, whichever process has them open."""
 
 import os
 

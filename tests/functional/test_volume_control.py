@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs('nbdkit')
 
 MIB = 1 << 20
 SIZE = 4 * MIB
-#: A user that has nothing to do with the repository.
+#: A user without any rights to the repository.
 STRANGER = 12345
 #: Seconds that the server waits for a request (control.h).
 PATIENCE = 5
@@ -90,7 +90,7 @@ def test_snapshot(server):
 
 
 def shrink(server, size):
-    """Make it smaller, once the server has seen that its clients went."""
+    """Shrink it, once the server has seen that its clients disconnected."""
     def is_smaller():
         try:
             server.control.resize(size)
@@ -104,7 +104,7 @@ def test_no_client_finds_its_disk_smaller(server):
     with server.session() as one, server.session():
         with pytest.raises(exceptions.BusyError, match=r'connected \(2\)'):
             server.control.resize(SIZE - 512)
-        server.control.resize(SIZE)         # which is no less
+        server.control.resize(SIZE)         # no less than before
         with pytest.raises(exceptions.InvalidParameter):
             server.control.resize(SIZE - 1)
         assert one.read(SIZE - 1, 1) == b'\0'
@@ -114,12 +114,15 @@ def test_no_client_finds_its_disk_smaller(server):
 
 
 def editions(server):
-    """The recipes that hold parts of the volume."""
+    """Return the recipes that hold parts of the volume."""
     return {path.name for path in (server.repository / 'images').rglob('v_*')}
 
 
 def test_who_connects_while_it_becomes_smaller_sees_the_new_size(server):
-    """Its owner is stopped where the old edition of a part is deleted."""
+    """A client that connects while a volume shrinks gets the new size.
+
+    Its owner is stopped where the old edition of a part is deleted.
+    """
     for _ in range(2):
         with server.session() as session:
             volume_tools.write(session, 0, b'x')
@@ -201,7 +204,7 @@ def test_a_long_path(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason='other users need root')
 @pytest.mark.parametrize('shared', [False, True])
 def test_other_users(tmp_path, shared):
-    """Those of the group, if it shares the repository, and no others."""
+    """Users of the group get an answer if the repository is shared."""
     path = volume_tools.create_repository(tmp_path / 'repository',
                                           group_access=shared)
     directory = volume_tools.create(path, 'disk', SIZE)
@@ -209,7 +212,7 @@ def test_other_users(tmp_path, shared):
         server.start()
         control = directory / 'control'
         assert control.stat().st_mode & 0o777 == (0o660 if shared else 0o600)
-        # Let only the server itself judge.
+        # The mode lets everyone in, so that only the server itself decides.
         control.chmod(0o666)
         for place in (directory, *directory.parents):
             if place == tmp_path.parents[-1]:
@@ -224,7 +227,7 @@ def test_other_users(tmp_path, shared):
 # -- hostile peers ------------------------------------------------------------
 
 def raw(server, data, shut=True):
-    """What comes for these bytes."""
+    """Return the answer to these bytes."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(nbd.LIMIT)
         connect(server, sock)
@@ -283,7 +286,7 @@ def test_half_a_line_and_slow_ones(server):
         connect(server, sock)
         sock.settimeout(nbd.LIMIT)
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            # So seldom that the line does not become too long.
+            # The bytes are so rare that the line does not become too long.
             while time.monotonic() < start + nbd.LIMIT:
                 sock.sendall(b'x')
                 time.sleep(0.2)
@@ -292,7 +295,7 @@ def test_half_a_line_and_slow_ones(server):
 
 # Long: the server gives up each silent client after PATIENCE seconds.
 def test_silent_clients(server):
-    """They hold their places for some seconds, and only theirs."""
+    """They hold their connections for some seconds, and no others."""
     with contextlib.ExitStack() as stack:
         for _ in range(30):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -304,7 +307,7 @@ def test_silent_clients(server):
 
 
 def test_silent_clients_do_not_hold_up_the_end(repository, tmp_path):
-    """While the server's clock stands still, its patience does not end."""
+    """The server ends while its clock, and so its time limits, stand still."""
     volume_tools.create(repository, 'disk', SIZE)
     clock = clocks.Clock(tmp_path)
     with contextlib.ExitStack() as stack:
@@ -314,7 +317,7 @@ def test_silent_clients_do_not_hold_up_the_end(repository, tmp_path):
         for _ in range(8):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             connect(server, sock)
-        assert server.number('size') == SIZE    # It has accepted the others.
+        assert server.number('size') == SIZE    # it has accepted the others
         server.stop()
 
 

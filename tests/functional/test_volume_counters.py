@@ -38,7 +38,7 @@ def journals(repository):
 
 @pytest.mark.parametrize('written', [False, True])
 def test_counters_outlive_the_server(repository, server, written):
-    """Also those of the last checkpoint, which follow its journal's head."""
+    """Counters of the last checkpoint, after its journal's head, stay, too."""
     server.start()
     with server.session() as session:
         if written:
@@ -59,7 +59,7 @@ def test_counters_outlive_the_server(repository, server, written):
 
 
 def test_an_idle_volume_gets_no_journal_when_it_ends(repository, server):
-    """Only each owner begins one."""
+    """Only an owner's start begins a journal."""
     server.start()
     begun = journals(repository)
     with server.session():

@@ -35,7 +35,7 @@ def path(tmp_path):
 
 
 def after(data, step, *what):
-    """What the volume holds after a step."""
+    """Return the volume's content after a step."""
     if step == 'resize':
         return data.ljust(what[0], b'\0')
     if step == 'write':
@@ -50,15 +50,15 @@ def after(data, step, *what):
 
 
 def possible(run):
-    """All that the volume may hold.
+    """Return all contents that the volume may have.
 
-    A process that is killed loses nothing that was acknowledged. What failed,
-    or was under way, is there as a whole or not at all.
+    A killed process loses no acknowledged step. A failed step, or one under
+    way, is there as a whole or not at all.
     """
     found = {bytes(SIZE)}
     for number, step in enumerate(STEPS[:len(run.outcomes) + 1]):
         done = {after(data, *step) for data in found
-                # Nothing is written behind the end.
+                # A write behind the end changes no byte.
                 if step[0] != 'write' or step[1] < len(data)}
         if number < len(run.outcomes) and (
                 run.outcomes[number]['error'] is None):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A volume is served from a disk that others have filled."""
+"""A volume is served from a disk that other files fill."""
 
 import pytest
 
@@ -12,11 +12,11 @@ from tests.support import volume_tools
 pytestmark = [pytest.mark.needs('disks'), pytest.mark.needs('nbdkit')]
 
 MIB = 1 << 20
-READ_ONLY = 1 << 1      # of a transmission's flags
+READ_ONLY = 1 << 1      # a bit of a transmission's flags
 
 
 def serves(server):
-    """Whether a client of NBD gets the export."""
+    """Return true if a client of NBD gets the export."""
     assert server.process.poll() is None, server.text()
     try:
         server.session().close()
@@ -28,7 +28,7 @@ def serves(server):
 @pytest.mark.parametrize('kind, inodes', [
     ('ext4', False), ('ext4', True), ('xfs', False)])
 def test_it_starts_read_only(tmp_path, kind, inodes):
-    """And is written to again when there is room."""
+    """A full disk's volume is served read-only until there is room."""
     written = repositories.noise(MIB, 1)
     with disks.mounted(tmp_path, kind, inodes) as root:
         repository = volume_tools.create_repository(root / 'repository')
@@ -38,8 +38,8 @@ def test_it_starts_read_only(tmp_path, kind, inodes):
                 volume_tools.write(session, 0, written)
                 volume_tools.ask(session, nbd.FLUSH)
             server.kill()
-            # The next server removes this socket, and so would have an inode
-            # for a moment.
+            # The next server would remove this socket, and so would have an
+            # inode for a moment.
             (repository / 'volumes' / 'disk' / 'control').unlink()
             filling = (disks.fill_inodes if inodes else disks.fill_bytes)(root)
             server.start(wait=False)

@@ -2,7 +2,8 @@
 
 """Guests on volumes: killed with their servers, while dedupd works.
 
-The guest checks its file system, and what fio had synced, after each kill.
+After each kill the guest checks its file system, and the data that fio had
+synced.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ def system(tmp_path_factory):
 
 @contextlib.contextmanager
 def working(daemon):
-    """The daemon runs its tasks by turns; gives how often each has."""
+    """Run the daemon's tasks by turns; yields the count of each."""
     counts = dict.fromkeys(TASKS, 0)
     errors = []
     end = threading.Event()
@@ -66,7 +67,7 @@ def working(daemon):
     (1, 5, '2m'), pytest.param(20, 1800, '16m', marks=[
         pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_killed(system, tmp_path, kind, kills, seconds, size):
-    """Nothing that was synced is lost, and the file system is clean.
+    """No synced data is lost, and the file system is clean.
 
     :param seconds: that fio writes, altogether
     """

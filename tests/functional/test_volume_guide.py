@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The guide's page on volumes in QEMU: its commands, with other paths.
+"""Runs the commands of the page on volumes in QEMU, with other paths.
 
-``tests/cloud/test_volumes.py`` has what the page says on libvirt.
+``tests/cloud/test_volumes.py`` runs the page's part on libvirt.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def server(repository, tmp_path):
 
 
 def test_units():
-    """What the page has a unit run is what the command takes."""
+    """The commands in the page's units have options that the program takes."""
     unit = documents.TOP / 'etc' / UNIT
     assert f'/systemd/{UNIT} /etc/systemd/system/' in PAGE.read_text()
     usual, = (line for line in unit.read_text().splitlines()
@@ -94,7 +94,7 @@ def test_units():
 @pytest.mark.needs('bootimage', 'guest', 'nbdkit')
 @pytest.mark.slow
 def test_qemu(server, tmp_path):
-    """A guest by the socket, then the same disk by TLS."""
+    """A guest uses the disk by the socket, and then by TLS."""
     by_socket, by_tls = commands('QEMU')
     server.start()
     with start(by_socket, tmp_path, {

@@ -55,7 +55,7 @@ def test_no_dedup(repository, tmp_path):
 
 @pytest.mark.needs('nbdkit')
 def test_cache(repository, tmp_path):
-    """A copy of a range that was asked for ahead is found there."""
+    """A written copy of a range that NBD_CMD_CACHE prefetched is found."""
     data = repositories.noise(MIB, 1)
     volume_tools.create(repository, 'disk', 8 * MIB)
     with volume_tools.Server(repository, tmp_path) as server:
@@ -90,7 +90,7 @@ def test_ranges(repository):
 # -- real file systems --------------------------------------------------------
 
 def stored(repository, image):
-    """The counters after a disk was written and stored."""
+    """Return the counters after a disk was written and stored."""
     data = image.read_bytes()
     volume_tools.create(repository, 'disk', len(data), 64 * MIB)
     with repositories.open_repository(repository) as repo, (
@@ -116,7 +116,7 @@ def fill(image, start, length):
 
 
 def ext_ranges(image, start):
-    """What dumpe2fs and debugfs say of the metadata."""
+    """Return the ranges of metadata, from dumpe2fs and debugfs."""
     offset = f'{image}?offset={start}' if start else image
     text = run('dumpe2fs', offset)
     ranges = [(int(first), int(last) - int(first) + 1) for first, last

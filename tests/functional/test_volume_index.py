@@ -27,7 +27,7 @@ PIECE = 16 * BLOCK
 
 @pytest.fixture
 def repository(tmp_path):
-    """One that has DATA in an image, and an empty volume."""
+    """A repository with DATA in an image, and an empty volume."""
     path = volume_tools.create_repository(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', DATA)
@@ -42,7 +42,7 @@ def serve(repository, place, index, name='disk', **options):
 
 
 class Writer:
-    """Writes to a served volume what is new, or DATA, at places of its own."""
+    """Writes new data, or DATA, to places of its own in a served volume."""
 
     def __init__(self, server):
         self.server = server
@@ -50,7 +50,7 @@ class Writer:
         self._pieces = itertools.count()
 
     def write(self, data):
-        """How many blocks of this the checkpoint finds stored already."""
+        """Write, and return the number of blocks that were stored already."""
         offset = next(self._pieces) * len(DATA)
         self.written[offset] = data
         before = self.server.number('duplicate')
@@ -60,13 +60,13 @@ class Writer:
         return (self.server.number('duplicate') - before) // BLOCK
 
     def is_filled(self):
-        """Whether DATA is found; each try writes another piece of it."""
+        """Return true if DATA is found; each try writes a new piece of it."""
         at = len(self.written) * PIECE
         assert at < len(DATA)
         return self.write(DATA[at:at + PIECE]) == PIECE // BLOCK
 
     def check(self):
-        """All is there, also after a restart, and the format is right."""
+        """All data is there, even after a restart, and the format is right."""
         for restart in (False, True):
             if restart:
                 self.server.stop()
@@ -80,7 +80,7 @@ class Writer:
 
 @pytest.mark.parametrize('index', ['filter', *STORES])
 def test_duplicates(repository, tmp_path, index):
-    """What others stored before, and what the volume stored itself."""
+    """The index finds other writers' blocks, and the volume's own."""
     with serve(repository, tmp_path, index) as server:
         server.start('--index-size', '2M')
         writer = Writer(server)
@@ -111,7 +111,7 @@ def path_id(repository):
 
 @pytest.mark.parametrize('index', STORES)
 def test_two_servers(repository, tmp_path, index):
-    """Both have an index, at once; LMDB's is one."""
+    """Two servers have an index at once; with LMDB they share one."""
     volume_tools.create(repository, 'other', 64 * MIB)
     (tmp_path / 'two').mkdir()
     (tmp_path / 'two' / 'index').symlink_to(tmp_path / 'index')
@@ -140,10 +140,10 @@ def remove(files):
 
 @pytest.mark.parametrize('index', KEPT)
 def test_that_of_another_repository(repository, tmp_path, index):
-    """Its hints lead to other blocks, or none; new blocks get true hints."""
+    """A foreign index gives wrong hints, or none; new blocks get true ones."""
     other = volume_tools.create_repository(tmp_path / 'other' / 'repository')
     with repositories.open_repository(other) as repo:
-        # DATA comes to other groups.
+        # DATA goes to other groups.
         repositories.put(repo, 'shift', repositories.noise(6 * MIB, 12))
         repositories.put(repo, 'image', DATA)
     volume_tools.create(other, 'disk', 64 * MIB)
@@ -161,7 +161,7 @@ def test_that_of_another_repository(repository, tmp_path, index):
 
 @pytest.mark.parametrize('index', STORES)
 def test_kill(repository, tmp_path, index):
-    """In the middle of filling, and of storing."""
+    """Killing the server while it fills the index, or stores, does no harm."""
     with serve(repository, tmp_path, index) as server:
         writer = Writer(server.start())
         for number in range(3):
@@ -205,7 +205,7 @@ def test_its_file_is_damaged(repository, tmp_path, index):
 
 @pytest.mark.parametrize('index', KEPT)
 def test_a_full_disk(repository, tmp_path, index):
-    """Before the start, and while it is used; and then there is room."""
+    """A full disk, before the start or in use, does no harm."""
     with repositories.small_disk(tmp_path / 'index', '16m'):
         disks.fill_bytes(tmp_path / 'index')
         with serve(repository, tmp_path, index) as server:

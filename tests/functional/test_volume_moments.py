@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A snapshot is a volume at one moment, whatever is done beside it."""
+"""A snapshot is a volume at one moment, whatever runs beside it."""
 
 import contextlib
 import threading
@@ -56,7 +56,7 @@ def opened(how, repository, place):
 
 @contextlib.contextmanager
 def again_and_again(*functions):
-    """Each runs in a thread of its own, without a pause."""
+    """Run each function in a thread of its own, without a pause."""
     end = threading.Event()
     errors = []
 
@@ -80,14 +80,16 @@ def again_and_again(*functions):
     assert not errors
 
 
-# Long: checkpoints go on while fifty snapshots are made.
+# Long: checkpoints continue while fifty snapshots are made.
 @pytest.mark.needs('nbdkit')
 @pytest.mark.parametrize('count', [
     pytest.param(50, marks=pytest.mark.slow),
     pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize('how', ['library', 'served'])
 def test_snapshots(how, count, tmp_path):
-    """Of two writes in order, in two parts, never the second alone.
+    """A snapshot never has the second of two writes without the first.
+
+    The writes are in two parts of the volume.
 
     Only a checkpoint changes what a snapshot copies. So checkpoints are made
     all the time, and copying takes long enough for one to end meanwhile.

@@ -85,12 +85,12 @@ def test_facts(server):
 
 @pytest.mark.needs('nbd')
 def test_read_only(repository, tmp_path):
-    """Clients know, their writes are refused, and it is one owner's."""
+    """Clients see the flag, writes are refused, and there is one owner."""
     data = repositories.mixture(SIZE, 4)
     volume_tools.create(repository, 'disk', SIZE)
     with repositories.open_repository(repository) as repo:
         with openvolumes.open_volume(repo, 'disk') as volume:
-            volume.write(data, 0)       # stays in the journal
+            volume.write(data, 0)       # this stays in the journal
     (tmp_path / 'other').write_bytes(bytes(SIZE))
     with volume_tools.Server(repository, tmp_path) as server:
         server.start('--read-only')
@@ -106,7 +106,7 @@ def test_read_only(repository, tmp_path):
 
 @pytest.mark.needs('nbd')
 def test_nbdcopy(server, tmp_path):
-    """There and back, and what is zeros is not copied."""
+    """nbdcopy copies in both directions, without the zeros."""
     data = repositories.mixture(SIZE - 2 * MIB, 3) + bytes(2 * MIB)
     (tmp_path / 'image').write_bytes(data)
     run('nbdcopy', '--flush', tmp_path / 'image', server.uri)
@@ -122,9 +122,10 @@ def test_nbdcopy(server, tmp_path):
 
 
 def run_while_it_works(server, *command):
-    """What a client of a server shows, if it works on to its end.
+    """Run a client of a server; return its output when it has ended.
 
-    The machine may stand still for minutes, so looks are counted, not seconds.
+    The machine may stand still for minutes, so checks are counted, not
+    seconds.
     """
     nbd.need(command[0])
     with (tempfile.TemporaryFile('w+') as output,
@@ -151,7 +152,7 @@ def run_while_it_works(server, *command):
     pytest.param(('--time_based', '--runtime=1800'), id='half an hour', marks=[
         pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_fio(repository, tmp_path, options):
-    """Random writes, each verified when it is read."""
+    """fio verifies each of its random writes when it reads."""
     volume_tools.create(repository, 'disk', 64 * MIB, 16 * MIB)
     with volume_tools.Server(repository, tmp_path) as server:
         server.start()
@@ -171,7 +172,7 @@ def test_fio(repository, tmp_path, options):
 # -- an oracle ----------------------------------------------------------------
 
 class Oracle:
-    """A volume and what it must hold; each request is checked."""
+    """A volume and its expected bytes; each request is checked."""
 
     def __init__(self, server, seed):
         self.server = server
@@ -185,12 +186,12 @@ class Oracle:
         self.sessions = [self.server.session() for _ in range(3)]
 
     def some(self):
-        """A range of any alignment; most are short."""
+        """Return a range of any alignment; most are short."""
         longest = self.rng.choice([3, 700, 5000, 70_000, 300_000])
         length = self.rng.randrange(1, longest)
         offset = self.rng.choice([
             self.rng.randrange(SIZE - length),
-            # Across the border of two parts, and at the end.
+            # It crosses the border of two parts, or is at the end.
             self.rng.randrange(1, 6) * MIB - length // 2, SIZE - length])
         return min(offset, SIZE - length), length
 
@@ -198,7 +199,7 @@ class Oracle:
         rng = self.rng
         return rng.choice([
             lambda: rng.randbytes(length), lambda: bytes(length),
-            # What the store may have already.
+            # The repository may have this data already.
             lambda: repositories.noise(length, rng.randrange(5))])()
 
     def step(self):
@@ -294,7 +295,7 @@ def test_overlapping_writes_at_once(server):
 
 
 def test_many_requests_at_once(server):
-    """On one connection, answered in any order."""
+    """Requests on one connection are answered in any order."""
     count, length = 256, 3000
     expected = [repositories.noise(length, n) for n in range(count)]
     with server.session() as session:
@@ -308,11 +309,11 @@ def test_many_requests_at_once(server):
         assert session.read(0, count * length) == b''.join(expected)
 
 
-# -- what is durable ----------------------------------------------------------
+# -- durability ---------------------------------------------------------------
 
 @pytest.mark.parametrize('seed', range(3))
 def test_killed(server, seed):
-    """What was flushed is there; of the rest each sector is old or new."""
+    """Flushed sectors are there; each of the others is old or new."""
     rng = random.Random(seed)
     history = [[bytes(SECTOR)] for _ in range(64)]
 
@@ -357,7 +358,7 @@ def test_fua_and_flush_are_counted(server):
 
 
 def test_a_checkpoint_when_idle(server):
-    """Not before: a write does not count as one of long ago."""
+    """A checkpoint comes a while after the last write, not before."""
     with server.session() as session:
         began = time.monotonic()
         volume_tools.write(session, 0, b'x' * 10_000)
@@ -384,7 +385,7 @@ def test_the_last_checkpoint(server):
 
 
 class Stream(threading.Thread):
-    """A client that writes to its sectors until the server is gone.
+    """A client that writes to its sectors until the server ends.
 
     :ivar number: of the writes that were acknowledged
     :ivar errors: of all answers
@@ -418,12 +419,12 @@ class Stream(threading.Thread):
                     cookie, error, _ = session.reply()
                     self.errors.add(error)
                     waiting.remove(cookie)
-                # All before it are.
+                # All writes before it are acknowledged.
                 self.number = min(waiting)
 
 
 def test_an_end_is_no_error(server):
-    """A client goes on at the next server; an error would reach a guest."""
+    """A client can reconnect later; an error would reach a guest."""
     streams = [Stream(server, 2000 * i) for i in range(4)]
     for stream in streams:
         stream.start()
@@ -461,7 +462,7 @@ def test_blocks_are_shared_with_images(repository, tmp_path):
         assert 'error' not in server.text()
 
 
-# -- clients that do harm -----------------------------------------------------
+# -- harmful clients ----------------------------------------------------------
 
 def test_what_is_refused(server):
     with server.session() as session:
@@ -483,7 +484,8 @@ def test_garbage(server):
             sock.connect(str(server.socket))
             sock.sendall(rng.randbytes(rng.randrange(1, 3000)))
     for n in range(20):
-        # Into transmission; half a request, or half of its data.
+        # This is in the transmission phase: half a request, or half of its
+        # data.
         with server.session() as session:
             session.send_request(nbd.WRITE, 0, 1000, data=b'x' * n)
             session.send(rng.randbytes(n))
@@ -523,7 +525,7 @@ def test_a_second_owner(server, tmp_path):
 
 
 def test_the_socket(server, tmp_path):
-    """It has its mode; a dead one is replaced, and nothing else is."""
+    """The socket has its mode; only a dead socket is replaced."""
     assert server.socket.stat().st_mode & 0o777 == 0o600
     volume_tools.create(server.repository, 'other', SIZE)
     status, text = command(server.repository, 'other', '--nbd-socket',
@@ -583,13 +585,13 @@ def test_the_unit_is_valid():
     args = parser.parse_args(line.replace('%i', 'disk').split())
     assert args.name == 'disk'
     assert args.nbd_socket == '/run/glance-dedup-volume-disk/nbd.sock'
-    # A client that makes it end must not make systemd give up.
+    # A client that makes the server end must not make systemd give up.
     before, _, _ = unit.read_text().partition('[Service]')
     assert '\nStartLimitIntervalSec=0\n' in before
 
 
 def test_a_damaged_volume(server):
-    """It is not served; the log says what is damaged."""
+    """A damaged volume is not served; the log names the damage."""
     server.stop()
     journal, = (server.repository / 'volumes/disk').glob('journal-*')
     repositories.ruin(journal, 100)
@@ -599,7 +601,7 @@ def test_a_damaged_volume(server):
 
 
 def test_parameters_that_changed(server):
-    """An upgrade between the command's look and the plugin's."""
+    """The plugin refuses parameters that changed after the command's read."""
     line = pathlib.Path(f'/proc/{server.process.pid}/cmdline').read_bytes()
     arguments = [word for word in line.decode().split('\0') if word]
     server.stop()
@@ -635,7 +637,7 @@ def test_keys(keys, words):
 
 @pytest.mark.needs('nbd')
 def test_tls(server, tmp_path):
-    """Over TCP; a client without a certificate of ours gets nothing."""
+    """The volume is served by TLS; a client needs a certificate of ours."""
     place = tmp_path / 'pki'
     for authority in ('ours', 'theirs'):
         certificates.make_pki(place / authority)
@@ -652,7 +654,7 @@ def test_tls(server, tmp_path):
 
 
 def served_over_tcp(server, place):
-    """Serve the volume at a port; its number, and where the PKI is."""
+    """Serve the volume at a port; return its number, and the PKI's place."""
     certificates.make_pki(place / 'pki')
     server.stop()
     port = ports.free_port()
@@ -661,8 +663,8 @@ def served_over_tcp(server, place):
     return port, place / 'pki'
 
 
-# Has a file open when the command listens, and closes it afterwards, as a
-# thread may do.
+# This program has a file open when the command listens, and closes it
+# afterwards, as a thread may do.
 _CLOSES_LATE = """
 from glance_dedup.cli import volumeserve
 import os
@@ -676,7 +678,7 @@ volumeserve._listen = listen
 
 
 def test_a_thread_that_closes_a_file_late(repository, tmp_path):
-    """It does not close the socket that nbdkit inherits."""
+    """The thread does not close the socket that nbdkit inherits."""
     volume_tools.create(repository, 'disk', SIZE)
     with volume_tools.Server(repository, tmp_path,
                              before=_CLOSES_LATE) as server:
@@ -685,7 +687,7 @@ def test_a_thread_that_closes_a_file_late(repository, tmp_path):
 
 @pytest.mark.needs('nbd')
 def test_strangers_who_are_silent(repository, tmp_path):
-    """They keep no other host out, and are hung up on."""
+    """Silent strangers keep no other host out, and are disconnected."""
     volume_tools.create(repository, 'disk', SIZE)
     before = 'import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (256, 256))'
     with (volume_tools.Server(repository, tmp_path, before=before) as server,
@@ -695,7 +697,7 @@ def test_strangers_who_are_silent(repository, tmp_path):
         for _ in range(300):
             strangers.append(stack.enter_context(socket.create_connection(
                 ('127.0.0.1', port), 60, ('127.0.0.2', 0))))
-            # The server knows this one as the youngest.
+            # For the server this is the youngest connection.
             assert strangers[-1].recv(18, socket.MSG_WAITALL)
             if len(strangers) > 64:
                 wait_for_end(strangers.pop(0))
@@ -736,7 +738,7 @@ def test_versions_of_tls(server, tmp_path, version):
 
 
 def test_the_policy_of_the_host(monkeypatch, tmp_path):
-    """It stays in force, and old TLS is refused besides."""
+    """The host's policy stays in force, and old TLS is refused, too."""
     policy = tmp_path / 'policy'
     monkeypatch.setenv('GNUTLS_SYSTEM_PRIORITY_FILE', str(policy))
 
@@ -755,7 +757,7 @@ def test_the_policy_of_the_host(monkeypatch, tmp_path):
     assert limited(listed) == listed
 
 
-# -- clients that do not behave -----------------------------------------------
+# -- misbehaving clients ------------------------------------------------------
 
 @pytest.mark.parametrize('magic', [nbd.REQUEST, 1])
 def test_others_stay_when_a_client_hangs_up(server, magic):
@@ -847,7 +849,7 @@ def test_without_room(tmp_path):
                 assert session.read(0, 2 * MIB) == (
                     repositories.noise(2 * MIB, 2)[:MIB]
                     + repositories.noise(MIB, 3))
-                # Nothing is said again and again.
+                # The same message is not logged again and again.
                 assert server.text().count('error:') < 5, server.text()
                 with repositories.open_repository(
                         repository, **filters) as repo:

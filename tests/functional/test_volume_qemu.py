@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What an operator does to a volume while a guest of QEMU writes to it.
+"""An operator's work on a volume while a guest of QEMU writes to it.
 
-The guide's page on volumes in QEMU says the same ("While it runs").
+The guide's page on volumes in QEMU describes it ("While it runs").
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tests.support import writing_guest
 
 MIB = 1 << 20
 SIZE = 64 * MIB
-#: Of each job's file.
+#: The size of each job's file.
 FILE = '2m'
 
 
@@ -52,13 +52,13 @@ def running(system, server, place, last=0, *options, **more):
 
 
 def wait_for_writes(guest):
-    """Until a job that has not begun yet is on the disk."""
+    """Wait until a job that has not begun yet is on the disk."""
     last = guest.last()
     guest.wait_for(lambda: guest.last() > last + 1)
 
 
 def require_found(system, server, place, last):
-    """After a power failure of guest and server all that was told is there."""
+    """After a power failure of guest and server all synced data is there."""
     server.kill()
     server.start()
     with running(system, server, place, last) as (guest, _):
@@ -73,7 +73,7 @@ def require_found(system, server, place, last):
 @pytest.mark.parametrize('reconnects', [
     pytest.param(True, marks=pytest.mark.long), False])
 def test_restart(system, server, tmp_path, reconnects):
-    """The guest notices nothing, if QEMU waits, or stops it at an error."""
+    """The guest continues if QEMU waits, or pauses it at an error."""
     def goes_on():
         if monitor.ask('query-status')['status'] == 'io-error':
             time.sleep(1)       # for QEMU to connect
@@ -95,7 +95,7 @@ def test_restart(system, server, tmp_path, reconnects):
 # Long: guests boot, without KVM, and write until enough is on the disk.
 @pytest.mark.long
 def test_grow(system, server, tmp_path):
-    """QEMU takes the new size once it has connected again, and was told."""
+    """QEMU takes the new size once it has reconnected, and got the command."""
     new = {'node-name': 'disk', 'size': 2 * SIZE}
 
     def is_grown():
@@ -123,7 +123,7 @@ def test_grow(system, server, tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 def test_migrate(system, server, tmp_path):
-    """The guest goes on in another QEMU, with the same server of its disk."""
+    """The guest continues in another QEMU, with the same server."""
     state = f'unix:{tmp_path}/state'
     with (running(system, server, tmp_path / 'a') as (guest, source),
           running(system, server, tmp_path / 'b', 0, '-incoming', 'defer') as (

@@ -30,7 +30,7 @@ SIZE = 6 * MIB
 pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 pytest_plugins = ['tests.support.object_fixtures']
 
-# In place of nbdkit's own plugin, with the sanitizer's runtime for nbdkit
+# This replaces nbdkit's own plugin, with the sanitizer's runtime for nbdkit
 # alone.
 BEFORE = '''
 from glance_dedup.cli import volumeserve
@@ -68,7 +68,7 @@ def environment(plugin):
 
 @pytest.mark.timeout(900)
 def test_all_at_once(plugin, tmp_path):
-    """Writers, checkpoints, snapshots, resizes and the end, at once."""
+    """Writers, checkpoints, snapshots, resizes and the end overlap safely."""
     repository = volume_tools.create_repository(tmp_path / 'repository')
     volume_tools.create(repository, 'disk', SIZE)
     ended = threading.Event()
@@ -119,7 +119,7 @@ def test_all_at_once(plugin, tmp_path):
         ended.wait(15)
         repositories.eventually(lambda: failed or len(numbers) > 5, 200)
         assert not failed, failed
-        # It ends in the middle of it all.
+        # The server ends in the middle of it all.
         ended.set()
         server.stop()
         for thread in threads:
@@ -132,7 +132,7 @@ def test_all_at_once(plugin, tmp_path):
 
 @pytest.mark.timeout(900)
 def test_cold_groups(plugin, tmp_path, server, proxy, faults):
-    """Readers, while the daemon is killed and the store does not answer."""
+    """Reads work while the daemon is killed, or the store does not answer."""
     size = 2 * cold_repositories.GROUP
     cold = cold_repositories.ColdRepository(tmp_path / 'r', server, proxy.url)
     cold.put('one', repositories.noise(size, 1))

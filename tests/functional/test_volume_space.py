@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a volume takes on the disk while it is overwritten again and again."""
+"""The disk space of a volume that is overwritten again and again."""
 
 import pathlib
 import random
@@ -15,13 +15,13 @@ MIB = 1 << 20
 
 
 def used(repository):
-    """Bytes that the repository's files take."""
+    """Return the bytes that the repository's files take."""
     total = 0
     for path in pathlib.Path(repository).rglob('*'):
         try:
             total += path.stat().st_blocks * 512
         except FileNotFoundError:
-            continue            # it has gone meanwhile
+            continue            # the file was deleted meanwhile
     return total
 
 
@@ -32,7 +32,7 @@ def used(repository):
     (128 * MIB, 6, True), pytest.param(1024 * MIB, 50, False, marks=[
         pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_overwritten(tmp_path, size, times, waits):
-    """With a daemon that maintains, never more than four times its size.
+    """With a maintaining daemon, a volume takes less than four times its size.
 
     :param waits: for collections after each turn, by a daemon that looks more
         often: a small volume is written several times in five seconds

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a daemon and commands show of a volume that nbdkit serves."""
+"""The figures of a volume that nbdkit serves, in a daemon and commands."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def get(daemon, path):
 
 
 def test_figures_of_now(server):
-    """Before any checkpoint, and while the guest only reads."""
+    """The figures are current before any checkpoint."""
     with daemons.Daemon(server.repository) as daemon:
         daemon.start().wait_for_catalog()
         server.start()
@@ -61,7 +61,7 @@ def test_figures_of_now(server):
 
 
 def test_no_process_maintains_the_repository(server):
-    """Nothing would ever be freed; this is told once."""
+    """The server warns once that no process frees blocks."""
     server.start()
     assert server.text().count(WARNING) == 1
     assert 'glance-dedup task collect' in server.text()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Middleware for a Glance of tests: who has which token, says a file.
+"""Middleware for a Glance of tests: a file has the tokens and their users.
 
-It stands where Keystone's stands. The file has a line for each token: the
+It replaces Keystone's middleware. The file has a line for each token: the
 token, the project, the roles. It is read at each request, so that a token can
 expire at any time.
 """
 
 
 def factory(global_conf, tokens, **others):
-    """The filter, for paste."""
+    """Make the filter, for paste."""
     def make(app):
         def serve(environ, start_response):
             for name in ('USER_ID', 'PROJECT_ID', 'TENANT_ID', 'ROLES',

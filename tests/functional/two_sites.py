@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two sites: of each a Glance, a repository and a daemon; and one Keystone.
+"""Two sites, each with a Glance, a repository and a daemon; and one Keystone.
 
-The first site is a cloud of tests/cloud, the region RegionOne of its
-Keystone; the other's Glance has the endpoint of the region RegionTwo. The
-other's daemon serves over TLS, to operators of its own authority.
+The first site is a cloud of tests/cloud, the region RegionOne of its Keystone;
+the other's Glance has the endpoint of the region RegionTwo. The other's daemon
+serves over TLS, to operators of its own authority.
 """
 
 import concurrent.futures
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 class _Glance(glance_service._Server):
-    """The other site's, which nobody may ask without a token."""
+    """The other site's Glance, which refuses requests without a token."""
 
     def _wait(self):
         deadline = time.monotonic() + glance_server.START_TIMEOUT
@@ -47,7 +47,7 @@ class _Glance(glance_service._Server):
 
 
 def make_certificates(place):
-    """As the guide says, for a daemon on the loopback."""
+    """Make certificates as the guide does, for a daemon on the loopback."""
     page = documents.SOURCE / 'admin' / 'replication.rst'
     commands = [command.text for block in documents.blocks(page)
                 if (block.section, block.language) == ('Certificates',
@@ -62,7 +62,7 @@ def make_certificates(place):
 
 
 class Site:
-    """What one of them has.
+    """A site's repository and Glance.
 
     :ivar glance: a client of openstacksdk, as an administrator
     """
@@ -72,12 +72,12 @@ class Site:
         self.glance = glance
 
     def record(self, image_id):
-        """None if there is none."""
+        """Return Glance's record of an image; None if there is none."""
         answer = self.glance.get(f'/images/{image_id}')
         return None if answer.status_code == 404 else answer.json()
 
     def digest(self, image_id):
-        """Of what Glance serves."""
+        """Return the digest of the bytes that Glance serves."""
         answer = self.glance.get(f'/images/{image_id}/file')
         assert answer.status_code == 200, answer.text
         return hashlib.sha256(answer.content).hexdigest()
@@ -100,7 +100,7 @@ class Site:
         return image_id
 
     def share(self, image_id, **members):
-        """With projects, each of which has answered so."""
+        """Share an image with projects, each with its answer."""
         path = f'/images/{image_id}/members'
         for project, status in members.items():
             assert self.glance.post(
@@ -127,7 +127,7 @@ class Site:
         if self.record(image_id)['protected']:
             self.change(image_id, protected=False)
         deadline = time.monotonic() + LIMIT
-        # While a task of Glance's is at it, Glance answers 500.
+        # While a task of Glance's works on it, Glance answers 500.
         while self.record(image_id) is not None:
             answer = self.glance.delete(f'/images/{image_id}',
                                         raise_exc=False)
@@ -140,11 +140,11 @@ class Site:
 
 
 class Sites:
-    """Both. A context.
+    """Both sites, as a context.
 
     :ivar home, away: a :class:`Site` each
     :ivar daemon: the one at the other site
-    :ivar cert, key, ca_file: with which one is its operator
+    :ivar cert, key, ca_file: of an operator of that daemon
     """
 
     def __enter__(self):
@@ -157,7 +157,7 @@ class Sites:
         self._stack.close()
 
     def _start(self, stack):
-        # Not pytest's own directory: a socket's path has to be short.
+        # This is not pytest's own directory: a socket's path has to be short.
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix='sites-'))
         stack.callback(shutil.rmtree, self.directory)
         self.cloud = cloud = local_cloud.Cloud(self.directory / 'home')
@@ -191,7 +191,7 @@ class Sites:
         self.away = Site(path, self._glance('away', stack))
 
     def _protection(self):
-        """At the other site nobody may set the property `guarded`."""
+        """No user of the other site may set the property `guarded`."""
         path = self.directory / 'away' / 'protection.conf'
         path.write_text(glance_server.ini({
             name: dict.fromkeys(('create', 'read', 'update', 'delete'), rule)
@@ -212,7 +212,7 @@ class Sites:
             scope='global')
 
     def _register(self, stack):
-        """Tell Keystone, and clients, of the other site."""
+        """Register the other site with Keystone, and in clients' files."""
         identity = stack.enter_context(contextlib.closing(
             self.cloud.connect('admin'))).identity
         identity.create_region(id=REGION)
@@ -228,9 +228,10 @@ class Sites:
         self.clouds_yaml.write_text(yaml.safe_dump({'clouds': {
             'home': home,
             'away': {**home, 'auth': auth, 'region_name': REGION},
-            # Who may not give an image a location, or is no administrator.
+            # This user may not give an image a location, or is no
+            # administrator.
             'admin': {**home, 'region_name': REGION},
-            # Nobody answers there.
+            # No server answers there.
             'nobody': {**home, 'image_endpoint_override':
                        f'http://127.0.0.1:{ports.free_port()}'},
             'demo': clouds['demo']}}))
@@ -248,13 +249,13 @@ class Sites:
 
     @property
     def environment(self):
-        """What the command and the daemon need."""
+        """Return the environment variables of the command and the daemon."""
         return {'OS_CLIENT_CONFIG_FILE': str(self.clouds_yaml),
                 'no_proxy': '127.0.0.1',
                 'GLANCE_DEDUP_FILTER_DIR': str(self.directory / 'filter')}
 
     def options(self, **others):
-        """The command's arguments."""
+        """Return the command's arguments."""
         options = {'to': self.url, 'cert': self.cert,
                    'key': self.key, 'ca-file': self.ca_file,
                    'from-cloud': 'home', 'to-cloud': 'away', **others}

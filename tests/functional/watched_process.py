@@ -4,7 +4,7 @@
 
 ``witness.c`` is preloaded into a server, a Python process with everything
 imported. For each :meth:`Witness.run` the server forks a child, which does
-some steps in a repository and tells of every system call below it.
+some steps in a repository and reports every system call below it.
 """
 
 import collections
@@ -48,7 +48,7 @@ class Call:
         return self.arguments[0]
 
     def is_(self, name, path=None, *more):
-        """Whether it is this one; a path may end with ``*``."""
+        """Return true if the call is this one; a path may end with ``*``."""
         if name != self.name or more != self.arguments[1:1 + len(more)]:
             return False
         if path is None:
@@ -59,7 +59,7 @@ class Call:
 
 
 class Run:
-    """What happened: the calls, and the outcome of each step."""
+    """The result of a run: the calls, and the outcome of each step."""
 
     def __init__(self, calls, outcomes, status):
         self.calls = calls
@@ -67,13 +67,13 @@ class Run:
         self.status = status
 
     def made(self, step=None):
-        """The calls that were made, without those that failed."""
+        """Return the calls that were made, without those that failed."""
         return [c for c in self.calls
                 if c.result is not None and c.result >= 0
                 and (step is None or c.step == step)]
 
     def find(self, name, path=None, *more, step=None, after=-1):
-        """The number, among those made, of the first one like this."""
+        """Return the number, among those made, of the first call like this."""
         for number, call in enumerate(self.made(step)):
             if number > after and call.is_(name, path, *more):
                 return number
@@ -87,7 +87,7 @@ class Run:
 
 
 def build(directory):
-    """The library, from its source."""
+    """Build the library from its source."""
     library = directory / 'witness.so'
     subprocess.run(
         ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
@@ -99,7 +99,7 @@ def build(directory):
 
 
 def serve(library, module):
-    """A module's process, with a library preloaded, that takes jobs as lines.
+    """Start a module with a library preloaded; it takes jobs as lines.
 
     The library comes first, but for a sanitizer's runtime, which must.
     """
@@ -148,7 +148,7 @@ class Witness:
 
     @contextlib.contextmanager
     def process(self, path, steps, **options):
-        """A process that has begun; its events come one by one."""
+        """Start a process; its events come one by one."""
         job = {'path': str(path), 'steps': steps, 'options': options,
                'address': self._address}
         self._server.stdin.write(json.dumps(job) + '\n')
