@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * faults.c - a library to be preloaded: the nth system call of a kind, on a file
- * below a directory, fails; or every one from there on.
+ * faults.c - a library to be preloaded: the nth system call of a kind, on a
+ * file below a directory, fails; or every one from there on.
  *
- * Unlike the engine's table it also meets the calls of Python and of LevelDB.
- * faults_arm begins it, for the calling process, and not for those it forks;
- * faults_disarm ends it and says how many calls of the kind there were.  An
- * error of 0 makes reads and writes short instead: half of what was asked for.
+ * Unlike the engine's table it also catches the calls of Python and of
+ * LevelDB. faults_arm begins it, for the calling process, and not for those it
+ * forks; faults_disarm ends it and returns the number of calls of the kind. An
+ * error of 0 makes reads and writes short instead: half of the requested
+ * bytes.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -24,7 +25,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* In the order of task_faults.py's KINDS. */
+/* The order is that of task_faults.py's KINDS. */
 enum { OPEN, READ, WRITE, SYNC, ROOM, NAME, LOCK, LOOK, MAP, ANY };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -33,7 +34,7 @@ static char top[PATH_MAX];
 static int wanted, error;
 static bool forever;
 static uint64_t nth, calls, struck;
-static char first[PATH_MAX + 64]; /* what was struck first */
+static char first[PATH_MAX + 64]; /* the first failed call */
 
 void faults_arm(const char *root, int kind, uint64_t number, int sys_errno,
                 int for_ever);
@@ -70,7 +71,7 @@ is_below(const char *path)
            (path[length] == '/' || path[length] == '\0');
 }
 
-/* dir and path as openat's; path NULL: of the descriptor itself. */
+/* dir and path are openat's; path NULL: the descriptor itself. */
 static bool
 is_ours(int dir, const char *path, char out[PATH_MAX])
 {
@@ -98,7 +99,7 @@ is_ours(int dir, const char *path, char out[PATH_MAX])
     return ours;
 }
 
-/* Whether this call is to fail. */
+/* Returns true if this call is to fail. */
 static bool
 strikes(int kind, const char *name, int dir, const char *path)
 {
@@ -124,7 +125,7 @@ strikes(int kind, const char *name, int dir, const char *path)
         real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); \
     }
 
-/* Fails, unless short counts are what is asked for. */
+/* Fails, unless short counts are requested. */
 #define FAIL_IF(kind, dir, path, failure) \
     if (strikes(kind, __func__, dir, path) && error != 0) { \
         return failure; \
@@ -282,7 +283,7 @@ DEFINE_PATH(LOOK, fstatat64,
 DEFINE_PATH(LOOK, access, (const char *path, int how), AT_FDCWD, path,
             (path, how))
 
-/* Letting go of a lock does not fail. */
+/* Unlocking does not fail. */
 #define DEFINE_FCNTL(name) \
     int name(int fd, int command, ...) \
     { \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * journal.c - see journal.h; and the calls that are of interest to it alone:
- * those of Python, and of LevelDB.
+ * journal.c - see journal.h; and the calls that only it records: those of
+ * Python, and of LevelDB.
  */
 #include "tests/functional/journal.h"
 
@@ -116,7 +116,7 @@ path_of(int fd, char out[PATH_MAX])
     return n > 0 && is_below(out);
 }
 
-/* The inode, if it is below the root; else 0. */
+/* Returns the inode, if it is below the root; else 0. */
 static uint64_t
 inode_of(int fd)
 {
@@ -125,7 +125,7 @@ inode_of(int fd)
     return path_of(fd, path) && fstat(fd, &st) == 0 ? st.st_ino : 0;
 }
 
-/* The whole path, if it is below the root. */
+/* Returns the whole path, if it is below the root. */
 static bool
 path_at(int dir, const char *path, char out[2 * PATH_MAX])
 {
@@ -316,7 +316,7 @@ journal_linked(struct journal_name from, int dir, const char *to)
 void
 journal_renamed(struct journal_name from, struct journal_name to)
 {
-    /* Between two names of one file it does nothing. */
+    /* Between two names of one file it has no effect. */
     if (!from.below || from.inode == to.inode) {
         return;
     }
@@ -401,8 +401,8 @@ openat64(int dir, const char *path, int flags, ...)
     return journal_open(dir, path, flags, mode);
 }
 
-/* LevelDB's messages, which nobody reads: what is written there through the
- * stream is not seen. */
+/* Opens LevelDB's log of messages, which has no reader: writes to it through
+ * the stream are not recorded. */
 static FILE *
 open_stream(const char *path, const char *how, FILE *(*real)(const char *,
                                                              const char *))
@@ -537,8 +537,8 @@ rmdir(const char *path)
     return real(path);
 }
 
-/* Nobody below the root makes these; if somebody comes to, the journal says
- * that it does not know. */
+/* No program makes these calls below the root; if one does, the journal
+ * records that it does not know them. */
 int
 renameat2(int from_dir, const char *from, int to_dir, const char *to,
           unsigned flags)

@@ -27,8 +27,8 @@
         real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); \
     }
 
-/* Makes a call, and a note of it if it succeeds, where this process is
- * recorded; else it does nothing. */
+/* Makes a call, and records it if it succeeds, if this process is recorded;
+ * else only makes it. */
 #define RECORD(type, call, note) \
     if (journal_enter()) { \
         type result = call; \
@@ -41,7 +41,7 @@
         return result; \
     }
 
-/* What the names lead to is to be known before. */
+/* The files that the names lead to must be known before. */
 #define RECORD_RENAME(from_dir, from, to_dir, to, call) \
     if (journal_enter()) { \
         struct journal_name old = journal_find(from_dir, from); \
@@ -81,7 +81,7 @@ enum journal_kind {
     JOURNAL_UNLINK,     /* inode, dir, name; of a directory, too */
     JOURNAL_SYNC,       /* inode */
     JOURNAL_MARK,       /* data: the words */
-    JOURNAL_UNKNOWN,    /* data: what was done */
+    JOURNAL_UNKNOWN,    /* data: the call */
 };
 
 struct journal_record {
@@ -97,7 +97,7 @@ struct journal_record {
     uint32_t data_length;
 };
 
-/* What a name leads to. */
+/* The file that a name leads to. */
 struct journal_name {
     bool below; /* the root; if not, the rest means nothing */
     bool exists;
@@ -108,23 +108,23 @@ struct journal_name {
 
 int witness_record(const char *path, const char *root);
 void witness_mark(const char *text);
-/* The next call of this name, by any thread but this one, on a file whose path
- * below the root begins so, waits before it is made: until witness_open, or for
- * half a minute. */
+/* Makes the next call of this name, by any thread but this one, on a file
+ * whose path below the root begins so, wait before it is made: until
+ * witness_open, or for half a minute. */
 void witness_gate(const char *call, const char *path);
-/* Whether one waits there, at the latest after so many milliseconds. */
+/* Returns true if a call waits there, within so many milliseconds. */
 int witness_arrived(int milliseconds);
 void witness_open(void);
 
-/* False if this process is not recorded; else no other thread gets in until
- * journal_leave. */
+/* Returns false if this process is not recorded; else no other thread enters
+ * until journal_leave. */
 bool journal_enter(void);
 void journal_leave(void);
 /* Waits if there is a gate for this call; path is NULL, or relative to dir. */
 void journal_gate(const char *call, int dir, const char *path);
 
-/* REQUIRE: between journal_enter and journal_leave. Those that take a file do
- * nothing if it is not below the root. */
+/* REQUIRE: between journal_enter and journal_leave. Functions that take a file
+ * do nothing if it is not below the root. */
 struct journal_name journal_find(int dir, const char *path);
 void journal_written(int fd, const struct iovec *iov, int count,
                      int64_t offset, ssize_t written);

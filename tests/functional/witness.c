@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * witness.c - a library to be preloaded: it tells a test, over a socket, of
- * each system call of interest before and after it is made, and waits for the
- * answer.  So a test sees the order of the calls, does something of its own
- * between any two of them, and makes any of them fail.
+ * witness.c - a library to be preloaded: it reports each system call of
+ * interest to a test, over a socket, before and after the call is made, and
+ * waits for the answer. So a test sees the order of the calls, does something
+ * of its own between any two of them, and makes any of them fail.
  *
  * witness_start(socket, root) begins it for the calling process, and not for
- * those it forks; only calls on files below root are told.
+ * those it forks; only calls on files below root are reported.
  *
  * A message is one line: "before" or "after", the call, its arguments, and
- * after it its result, with tabs between them.  The answer is one line: 0 to
- * go on, or an errno value for the call to fail with: unmade, if that was the
- * answer to "before".
+ * after it its result, with tabs between them. The answer is one line: 0 to
+ * continue, or an errno value for the call to fail with: unmade, if that was
+ * the answer to "before".
  *
- * Its second mode tells nobody and does not wait: see journal.h.
+ * Its second mode sends no messages and does not wait: see journal.h.
  */
 #include "tests/functional/journal.h"
 
@@ -58,7 +58,7 @@ is_active(void)
     return process != 0 && process == getpid();
 }
 
-/* The part of a path below the root; NULL if it is elsewhere. */
+/* Returns the part of a path below the root; NULL if it is elsewhere. */
 static const char *
 below(const char *path)
 {
@@ -97,7 +97,7 @@ path_at(int dir, const char *path, char out[PATH_MAX])
     return below(out);
 }
 
-/* The answer. */
+/* Returns the answer. */
 static int
 tell(const char *format, ...)
 {

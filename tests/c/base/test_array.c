@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_array.c - arrays keep what is in them while they grow.
+ * test_array.c - arrays keep their elements while they grow.
  */
 #include "engine/base/array.h"
 

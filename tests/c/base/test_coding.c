@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_coding.c - integers and checksums as they lie on disk.
+ * test_coding.c - integers and checksums as they are on disk.
  */
 #include "engine/base/coding.h"
 
@@ -35,7 +35,7 @@ TEST(test_every_alignment_comes_back)
     }
 }
 
-/* As computed by python-xxhash. */
+/* The values are those of python-xxhash. */
 TEST(test_checksum_is_xxh3)
 {
     CHECK(gd_checksum("", 0, 0) == 0x2d06800538d394c2);
@@ -56,7 +56,7 @@ TEST(test_checksum_sees_every_bit)
     CHECK(gd_checksum(data, sizeof data - 1, 1) != right);
 }
 
-/* Whatever code the library chooses. */
+/* They are equal whatever code the library chooses. */
 TEST(test_checksum_equals_the_reference)
 {
     enum { MAX_LENGTH = 1 << 20 };

@@ -18,7 +18,7 @@ typedef struct fixture {
     char *dir;
     char path[256];
     int fd;
-    uint8_t data[SIZE]; /* what is to be in the file */
+    uint8_t data[SIZE]; /* the bytes to be in the file */
 } fixture;
 
 static void
@@ -97,7 +97,7 @@ open_leased(const gd_env *env, int dir, const char *path, int flags,
             mode_t mode)
 {
     (void)env;
-    CHECK((flags & O_NONBLOCK) != 0); /* who knows what is in its place now */
+    CHECK((flags & O_NONBLOCK) != 0); /* the name may be of another file */
     if (refusals > 0) {
         refusals--;
         return -EWOULDBLOCK;
@@ -162,7 +162,7 @@ TEST_WITH(test_errors_name_file_and_offset, setup(&x), teardown(&x))
     CHECK_CONTAINS(err.text, "offset 10:");
 }
 
-/* More pieces than one call takes, some of them empty. */
+/* There are more pieces than one call takes, some of them empty. */
 TEST(test_many_pieces)
 {
     enum { PIECES = 1700, PIECE = 3 };
@@ -250,7 +250,7 @@ TEST_WITH(test_same_file, setup(&x), teardown(&x))
     CHECK(!gd_same_file(x.env, x.fd, AT_FDCWD, x.path));
 }
 
-/* A name that is missing is asked for anew: another host may have made it. */
+/* A missing name is looked up again: another host may have made it. */
 TEST_WITH(test_missing_names, setup(&x), teardown(&x))
 {
     gd_error err;
@@ -264,7 +264,7 @@ TEST_WITH(test_missing_names, setup(&x), teardown(&x))
     CHECK_INT(gd_open(x.env, dir, "none", O_RDONLY, 0, &fd, &err),
               GD_NOTFOUND);
     CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 1);
-    /* What cannot be asked for is not missing, as far as is known. */
+    /* A name that cannot be looked up does not count as missing. */
     fault_env_fail(&x.f, FAULT_RENEW, 1, EIO, false);
     CHECK_INT(gd_open(x.env, dir, "none", O_RDONLY, 0, &fd, &err), GD_IO);
     fault_env_fail(&x.f, FAULT_FSTATAT, 1, EIO, false);
@@ -308,8 +308,8 @@ TEST(test_replaced_names)
     check_replaced_names(ENOENT, O_RDWR);
 }
 
-/* Whether a name leads to an open file is asked of the server; a file that it
- * has no more has no name. */
+/* The server decides if a name leads to an open file; a file that it no longer
+ * has has no name. */
 TEST_WITH(test_same_file_is_asked_anew, setup(&x), teardown(&x))
 {
     gd_error err;
@@ -487,8 +487,8 @@ TEST_WITH(test_leaks_are_seen, setup(&x), teardown(&x))
     CHECK_INT(x.env->munmap(x.env, mapping, 4096), 0);
 }
 
-/* A large mapping begins where a large page can; what is in it is in the
- * file, before it is asked for large pages and after. */
+/* A large mapping begins where a large page can; its bytes are in the file,
+ * before it uses large pages and after. */
 TEST_WITH(test_mapping, setup(&x), teardown(&x))
 {
     enum { LARGE = 2 << 20 };

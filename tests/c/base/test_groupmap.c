@@ -66,7 +66,7 @@ TEST(test_agrees_with_an_array)
     fault_env_destroy(&f);
 }
 
-/* Without memory nothing is lost, and it goes on when there is some again. */
+/* Without memory no count is lost, and later calls succeed again. */
 TEST(test_out_of_memory)
 {
     fault_env f;

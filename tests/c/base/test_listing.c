@@ -102,7 +102,7 @@ TEST(test_no_memory)
 {
     fixture x;
     begin(&x);
-    /* Not for the first items, and then not for more. */
+    /* First the memory for the first items is missing, then that for more. */
     for (int at = 1; at <= 2; at++) {
         fault_env_fail(&x.f, FAULT_ALLOC, at, ENOMEM, false);
         CHECK_INT(list(&x, "d"), GD_NOMEM);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_pool.c - every task exactly once, and nothing after wait has returned.
+ * test_pool.c - every task runs exactly once, and none after wait has
+ * returned.
  */
 #include "engine/base/pool.h"
 
@@ -13,9 +14,9 @@
 
 enum { THREADS = 3, TASKS = 150, WAITERS = 6, ROUNDS = 120 };
 
-/* One job with what its tasks write.  None of it is atomic: that wait makes
- * it all visible, and that a worker's scratch has one user at a time, is what
- * the thread sanitizer checks here. */
+/* A job with the memory that its tasks write. No field is atomic: the thread
+ * sanitizer checks here that wait makes all of it visible, and that a worker's
+ * scratch has one user at a time. */
 typedef struct counting {
     gd_job job;
     unsigned runs[TASKS];
@@ -58,7 +59,7 @@ finish_counting(gd_pool *pool, counting *c)
         sum += c->scratch[w];
     }
     mistakes += sum != c->job.tasks;
-    memset(c, 0xee, sizeof *c); /* nobody may look at it now */
+    memset(c, 0xee, sizeof *c); /* no thread may read it now */
     return mistakes;
 }
 
@@ -70,7 +71,7 @@ TEST(test_no_threads)
     REQUIRE(gd_pool_open(gd_env_posix(), 0, &pool, &err) == GD_OK);
     CHECK_INT(gd_pool_threads(pool), 0);
     start_counting(pool, &c, TASKS);
-    CHECK_INT(c.runs[0], 0); /* nobody to run it yet */
+    CHECK_INT(c.runs[0], 0); /* no thread can run it yet */
     CHECK_INT(finish_counting(pool, &c), 0);
     start_counting(pool, &c, 0);
     CHECK_INT(finish_counting(pool, &c), 0);
@@ -154,8 +155,8 @@ TEST(test_many_waiters)
     check_many_waiters(0);
 }
 
-/* Two tasks that wait for each other: done only if two threads are at it,
- * the waiter and one of the pool's. */
+/* Two tasks wait for each other: both end only if two threads run them, the
+ * waiter and one of the pool's. */
 static void
 meet_run(void *arg, size_t task, unsigned worker)
 {
@@ -179,8 +180,8 @@ TEST(test_waiter_and_thread_work_side_by_side)
     gd_pool_close(gd_env_posix(), pool);
 }
 
-/* Gaps from none to longer than a thread watches for the next job: a thread that
- * should have been woken and was not is waited for in vain. */
+/* Gaps from none to longer than a thread watches for the next job: the test
+ * would wait in vain for a thread that was not woken. */
 static void
 pause_for(int round)
 {
@@ -204,7 +205,7 @@ TEST(test_jobs_after_any_gap)
     gd_pool_close(gd_env_posix(), pool);
 }
 
-/* Both threads must come, one of which may watch, and be counted on once. */
+/* Both threads must come, one of which may watch, and be counted once. */
 TEST(test_two_jobs_in_a_gap)
 {
     gd_pool *pool;
@@ -247,7 +248,7 @@ run_with(unsigned threads)
     gd_pool_close(gd_env_posix(), pool);
 }
 
-/* As many threads as the pool has work on it, the caller among them. */
+/* As many threads as the pool has run it, the caller among them. */
 TEST(test_run)
 {
     run_with(0);
@@ -255,7 +256,8 @@ TEST(test_run)
     run_with(THREADS);
 }
 
-/* As meet_run; who is not the waiter is longer at it than the waiter watches. */
+/* As meet_run; the threads other than the waiter take longer than it
+ * watches. */
 typedef struct slow {
     pthread_barrier_t barrier;
     bool done[THREADS];

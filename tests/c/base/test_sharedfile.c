@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_sharedfile.c - which files are used, which are replaced, and that of
- * many creators one wins.
+ * test_sharedfile.c - files are used or replaced, and of many creators one
+ * wins.
  */
 #include "engine/base/sharedfile.h"
 
@@ -59,7 +59,7 @@ exists(const char *path)
 }
 
 /* Opens, checks that the file is whole, sets a mark behind its head, and
- * closes.  Whether it had the mark before: whether it was there already. */
+ * closes. Returns true if it had the mark, so if it was there before. */
 static bool
 open_and_mark(fixture *x)
 {
@@ -94,7 +94,7 @@ TEST_WITH(test_made_once_then_opened, setup(&x), teardown(&x))
     CHECK(open_and_mark(&x));
 }
 
-/* Writes into the file as it lies there. */
+/* Writes into the existing file. */
 static void
 scribble(const fixture *x, const void *data, size_t len, off_t offset)
 {
@@ -113,7 +113,7 @@ TEST_WITH(test_any_other_head_is_replaced, setup(&x), teardown(&x))
         CHECK(!open_and_mark(&x));
         CHECK(open_and_mark(&x));
     }
-    x.head[20]++; /* somebody asks for another one */
+    x.head[20]++; /* another creator needs another head */
     CHECK(!open_and_mark(&x));
 }
 
@@ -159,7 +159,7 @@ sleep_not(const gd_env *env, unsigned ms)
     (void)env, (void)ms;
 }
 
-/* To give a file away one has to be root; to be somebody else is easier. */
+/* Giving a file away needs root; pretending to be another user is easier. */
 TEST_WITH(test_of_another_user_is_replaced, setup(&x), teardown(&x))
 {
     int fd;
@@ -168,7 +168,7 @@ TEST_WITH(test_of_another_user_is_replaced, setup(&x), teardown(&x))
         CHECK_INT(chown(x.path, 65534, 65534), 0);
         CHECK(!open_and_mark(&x));
     }
-    /* Nothing is ever this user's: it gives up, and leaves nothing. */
+    /* No file is ever this user's: the call gives up, and leaves no file. */
     x.f.env.geteuid = stranger;
     x.f.env.sleep_ms = sleep_not;
     CHECK_INT(open_it(&x, &fd), GD_BUSY);
@@ -233,7 +233,7 @@ TEST_WITH(test_takes_over_from_a_dead_creator, setup(&x), teardown(&x))
     CHECK(!open_and_mark(&x));
 }
 
-/* What another creator does while we wait. */
+/* The steps of another creator while we wait. */
 static fixture *waiting;
 static int waits;
 static int other_fd;
@@ -242,7 +242,7 @@ static void
 sleep_while_other_works(const gd_env *env, unsigned ms)
 {
     (void)env, (void)ms;
-    if (++waits == 3) { /* it is done */
+    if (++waits == 3) { /* it completes the file */
         const gd_env *real = gd_env_posix();
         CHECK_INT(ftruncate(other_fd, 0), 0);
         CHECK_INT(real->fallocate(real, other_fd, 0, SIZE), 0);
@@ -309,8 +309,9 @@ lock_too_late(const gd_env *env, int fd, uint64_t byte, short type)
     return real->lock(real, fd, byte, type);
 }
 
-/* What we lock as PATH.new is PATH by then, in use by the other one.  He
- * wanted another head, so that we replace it; but his own file stays whole. */
+/* The PATH.new that we lock is PATH by then, in use by the other one. The
+ * other one needed another head, so that we replace it; but its own file stays
+ * whole. */
 TEST(test_other_is_done_before_the_lock)
 {
     fixture x;
@@ -416,7 +417,7 @@ TEST_WITH(test_every_call_fails, setup(&x), teardown(&x))
     }
 }
 
-/* Opens and adds one to a byte of its own.  Exits with 0 if all went well. */
+/* Opens, and adds one to a byte of its own. Exits with 0 on success. */
 static void
 race_child(const fixture *x, int number)
 {
@@ -431,8 +432,7 @@ race_child(const fixture *x, int number)
     _exit(pwrite(fd, "M", 1, HEAD + number) == 1 ? 0 : 1);
 }
 
-/* Whether nothing is there at first or something to be replaced: all the
- * processes come to use one file. */
+/* With no file, or one to be replaced, all processes come to use one file. */
 static void
 check_race(fixture *x, bool replace)
 {

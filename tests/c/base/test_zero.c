@@ -6,9 +6,8 @@
 
 #include "tests/c/support/check.h"
 
-/* The bytes have to themselves what malloc gives, so that the address
- * sanitizer sees a read beyond them, and non-zero neighbours where it does
- * not look. */
+/* The bytes have a block of malloc to themselves, so that the address
+ * sanitizer sees a read beyond them, and have non-zero neighbours. */
 static void
 check_zeros(size_t offset, size_t len, size_t step)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_estimate.c - what is counted, by a table that is large enough and by one
- * that is not; and what becomes of a lack of memory.
+ * test_estimate.c - counts with a table that is large enough and with one that
+ * is not; and a lack of memory.
  */
 #include "engine/exchange/estimate.h"
 
@@ -77,7 +77,7 @@ TEST(test_twins_and_zeros)
     memset(data + 8 * BLOCK, 0, 8 * BLOCK);
     CHECK_INT(gd_estimate_take(estimate, data, 64 * BLOCK + 7, false, &used,
                                &err), GD_OK);
-    CHECK_INT(used, 64 * BLOCK); /* the last block may go on */
+    CHECK_INT(used, 64 * BLOCK); /* the last block may be longer */
     CHECK_INT(gd_estimate_take(estimate, data + used, 7, true, &used, &err),
               GD_OK);
     gd_estimate_take_zeros(estimate, 1 << 30);
@@ -115,8 +115,8 @@ TEST(test_full_table)
     finish();
 }
 
-/* Two images, of which each has half of the blocks that resemble each other:
- * in the order of similarity they lie together. */
+/* Two images, each of which has half of the blocks that resemble each other:
+ * in the order of similarity these are adjacent. */
 TEST(test_similar_blocks)
 {
     gd_estimate_totals totals;
@@ -152,7 +152,7 @@ TEST(test_bad_parameters)
     fault_env_destroy(&f);
 }
 
-/* Whichever allocation fails: an error, and nothing is left. */
+/* Whichever allocation fails, the call fails and leaks no memory. */
 TEST(test_no_memory)
 {
     fill(3, SIZE);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_wire.c - descriptions and frames: exact, verified (I7), and nothing in
- * them that was not asked for.
+ * test_wire.c - descriptions and frames: exact, verified (I7), and without
+ * bytes that were not requested.
  */
 #include "engine/exchange/wire.h"
 
@@ -87,8 +87,8 @@ read_entry(uint32_t slot)
 
 /* ---- descriptions ---- */
 
-/* Follows all pages and compares each block's fingerprint with the data's; the
- * number of extents. */
+/* Follows all pages and compares each block's fingerprint with the data's;
+ * returns the number of extents. */
 static uint64_t
 check_description(gd_image *image, const uint8_t *data, size_t length)
 {
@@ -152,7 +152,7 @@ TEST(test_describe)
     teardown();
 }
 
-/* I7: what the entries say must be what the image was committed with. */
+/* I7: the entries must be those that the image was committed with. */
 TEST(test_describe_verifies)
 {
     static uint8_t data[20 * BLOCK];
@@ -175,7 +175,7 @@ TEST(test_describe_verifies)
         CHECK_CONTAINS(x.err.text, GROUP_1);
         CHECK(page == NULL);
     }
-    /* A block that is known to be damaged can still be told of. */
+    /* A block that is known to be damaged can still be described. */
     lies[4].plain_length = good.plain_length;
     write_entry(3, &lies[4]);
     CHECK_INT(check_description(image, data, sizeof data), 1);
@@ -185,9 +185,9 @@ TEST(test_describe_verifies)
 
 /* ---- frames ---- */
 
-/* What came in frames. */
+/* The contents of received frames. */
 typedef struct received {
-    uint8_t *image; /* bytes; 0xee where nothing came */
+    uint8_t *image; /* bytes; 0xee elsewhere */
     size_t size;
     uint64_t came;    /* bytes of places */
     uint64_t plain;   /* bytes of frames, decoded */
@@ -235,7 +235,7 @@ receive_frame(received *r, const uint8_t *frame, size_t length)
     r->stored += frame[4] != GD_CODEC_NONE;
 }
 
-/* One call; *end: where the next has to go on. */
+/* Makes one call; *end is where the next has to continue. */
 static gd_status
 receive_some(gd_image *image, const gd_range *ranges, size_t count,
              received *r, uint64_t *end)
@@ -388,8 +388,8 @@ holds(const gd_frames *frames, const uint8_t *block)
     return memmem(frames->bytes, frames->length, block, BLOCK) != NULL;
 }
 
-/* The blocks of a segment that were not asked for do not go out, in whatever
- * form, whoever they are of. */
+/* Blocks of a segment that were not requested do not go out, in any form and
+ * of any image. */
 TEST(test_nothing_else_goes_out)
 {
     static uint8_t data[2 * SEGMENT];
@@ -422,8 +422,8 @@ TEST(test_nothing_else_goes_out)
     }
 }
 
-/* Another image's blocks in the same segment, and those of an image that is
- * gone: its entry is freed, but its bytes are still there. */
+/* This holds for another image's blocks in the same segment, and for those of
+ * a deleted image, whose entry is freed, but whose bytes are still there. */
 TEST(test_other_images_blocks)
 {
     static uint8_t data[SEGMENT];
@@ -477,7 +477,7 @@ TEST(test_repeated_blocks)
     teardown();
 }
 
-/* More than a megabyte of single blocks: several plain frames. */
+/* More than a megabyte of single blocks makes several plain frames. */
 TEST(test_large_frames)
 {
     enum { SIZE = 9 << 20 };
@@ -496,7 +496,7 @@ TEST(test_large_frames)
     CHECK_INT(r.frames, 3);
     check_received(&r, data, ranges, count);
     check_ranges(image, data, SIZE, &(gd_range){1 << 20, 4 << 20}, 1);
-    /* A call ends with the last block that fits, and says where that was. */
+    /* A call ends with the last block that fits, and returns its end. */
     const gd_range most = {3 * BLOCK, GD_FRAMES_PLAIN};
     uint64_t end;
     receive_nothing_yet(&r, SIZE);
@@ -557,7 +557,7 @@ TEST(test_bad_ranges)
     teardown();
 }
 
-/* I7: every byte of a segment's blocks, as it is stored and in pieces. */
+/* I7: each byte of a segment's blocks is damaged, stored and in pieces. */
 TEST(test_damaged_blocks_do_not_go_out)
 {
     static uint8_t data[2 * SEGMENT];
@@ -577,7 +577,7 @@ TEST(test_damaged_blocks_do_not_go_out)
         scratch_flip(&x, GROUP_1, at, 0x10);
     }
     const gd_entry good = read_entry(3), other = read_entry(4);
-    write_entry(3, &other); /* valid, but not what "a" was committed with */
+    write_entry(3, &other); /* valid, but not the entry of "a" */
     receive_nothing_yet(&r, sizeof data);
     CHECK_INT(receive(image, &all, 1, &r), GD_CORRUPT);
     free(r.image);
@@ -587,7 +587,7 @@ TEST(test_damaged_blocks_do_not_go_out)
     teardown();
 }
 
-/* The old file of a rewritten group is at hand, without what was appended. */
+/* The old file of a rewritten group is at hand, without appended blocks. */
 TEST(test_rewritten_group)
 {
     static uint8_t data[40 * BLOCK];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_features.c - features are set durably, beside no program that does not
- * know them (N15), and unknown ones are refused.
+ * test_features.c - features are set durably, while no program that does not
+ * know them is running (N15), and unknown ones are refused.
  */
 #include "engine/files/features.h"
 
@@ -44,8 +44,8 @@ raw_lock(unsigned known, short type)
     return gd_env_posix()->lock(gd_env_posix(), raw, FEATURE_BYTE(known), type);
 }
 
-/* Whether no program may have the repository open that knows so many features,
- * or fewer. */
+/* Returns true if no program that knows so many features, or fewer, may open
+ * the repository. */
 static bool
 is_excluded(unsigned known)
 {
@@ -130,7 +130,8 @@ TEST_WITH(test_set, setup(), teardown())
     }
 }
 
-/* N15.1, also if the process that made the file was killed before the sync. */
+/* N15.1: this also holds if the process that made the file was killed before
+ * the sync. */
 TEST_WITH(test_each_call_syncs, setup(), teardown())
 {
     fault_env_fail(&x.f, FAULT_FSYNC, 1, EIO, false);
@@ -145,7 +146,7 @@ TEST_WITH(test_each_call_syncs, setup(), teardown())
     CHECK_INT(set(GD_FEATURE_COLD), GD_IO);
 }
 
-/* A handle does it once for each feature. */
+/* A handle syncs once for each feature. */
 TEST_WITH(test_a_handle, setup(), teardown())
 {
     gd_repo *repo = scratch_repo(&x);
@@ -186,7 +187,8 @@ TEST_WITH(test_older_programs_are_out, setup(), teardown())
     CHECK(excluded_at_sync);
     raw_lock(GD_FEATURE_LISTED_SEGMENTS + 1, F_UNLCK);
     CHECK(raw_lock(GD_FEATURE_LISTED_SEGMENTS, F_WRLCK) >= 0);
-    /* It is set already, so only programs have it open that know it. */
+    /* The feature is set already, so all programs that have it open know
+     * it. */
     CHECK_INT(set(GD_FEATURE_LISTED_SEGMENTS), GD_OK);
     CHECK(!gd_features_is_set(x.env, x.root, GD_FEATURE_VOLUMES));
 }
@@ -203,7 +205,7 @@ TEST_WITH(test_an_older_program_is_open, setup(), teardown())
         CHECK(is_free());
     }
     CHECK(raw_lock(1, F_RDLCK) >= 0);
-    CHECK_INT(set(GD_FEATURE_VOLUMES), GD_OK); /* it knows volumes */
+    CHECK_INT(set(GD_FEATURE_VOLUMES), GD_OK); /* that program knows volumes */
 }
 
 static unsigned sleeps;
@@ -228,7 +230,7 @@ TEST_WITH(test_an_older_program_is_waited_for, setup(), teardown())
     CHECK(is_free());
 }
 
-/* ---- what is in features/ ---- */
+/* ---- the contents of features/ ---- */
 
 static void
 check_unknown(const char *name, const char *shown)
@@ -245,7 +247,7 @@ check_unknown(const char *name, const char *shown)
     fault_env_start_trace(&x.f);
     CHECK_INT(scratch_try_repo(&x, false, &repo), GD_VERSION);
     CHECK_CONTAINS(x.err.text, words);
-    scratch_check_trace(&x, ""); /* it changes nothing */
+    scratch_check_trace(&x, ""); /* no file changes */
     CHECK(is_free());
     teardown();
 }
@@ -263,7 +265,7 @@ TEST(test_unknown_features)
 
 static int (*real_lock)(const gd_env *env, int fd, uint64_t byte, short type);
 
-/* A newer program sets one just before. */
+/* A newer program sets a feature just before. */
 static int
 set_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
 {
@@ -273,7 +275,7 @@ set_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
     return real_lock(env, fd, byte, type);
 }
 
-/* N15.3: they are read when the handle has its byte. */
+/* N15.3: the features are read when the handle has its byte. */
 TEST_WITH(test_a_feature_that_is_set_meanwhile, setup(), teardown())
 {
     gd_repo *repo;
@@ -283,7 +285,8 @@ TEST_WITH(test_a_feature_that_is_set_meanwhile, setup(), teardown())
     CHECK_CONTAINS(x.err.text, "'of-the-future'");
 }
 
-/* A name counts, whatever has it: the feature was set, and is not removed. */
+/* A name counts, whatever kind of file has it: the feature was set, and is not
+ * removed. */
 TEST_WITH(test_names_of_other_things, setup(), teardown())
 {
     uint32_t found;
@@ -298,7 +301,7 @@ TEST_WITH(test_names_of_other_things, setup(), teardown())
     }
 }
 
-/* Never GD_NOTFOUND, by which callers mean an image. */
+/* The status is never GD_NOTFOUND, which means a missing image to callers. */
 TEST_WITH(test_no_directory, setup(), teardown())
 {
     uint32_t found;

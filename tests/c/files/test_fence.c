@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_fence.c - the fence: its bytes, which record counts, that it never goes
- * back, and that no crash while it is written loses it.
+ * test_fence.c - the fence: its bytes, the record that counts, that it never
+ * goes back, and that no crash during a write loses it.
  */
 #include "engine/files/fence.h"
 
@@ -28,7 +28,8 @@ put(char catalog, uint64_t sequence)
     return gd_fence_write(x.env, x.root, &fence, &x.err);
 }
 
-/* The fence's sequence, if it is of this catalog; -1 if there is none. */
+/* Returns the fence's sequence, if it is of this catalog; -1 if there is
+ * none. */
 static int64_t
 get(char catalog)
 {
@@ -42,7 +43,7 @@ get(char catalog)
     return (int64_t)fence.sequence;
 }
 
-/* As format-derived.rst has them. */
+/* The bytes are those of format-derived.rst. */
 TEST(test_bytes)
 {
     uint8_t raw[2 * RECORD];
@@ -79,7 +80,7 @@ TEST(test_newest_counts)
     }
     CHECK_INT(put('a', 4), GD_OK);
     CHECK_INT(get('a'), 4);
-    /* One damaged record: the other counts; both: none. */
+    /* If one record is damaged, the other counts; if both are, none. */
     scratch_flip(&x, GD_FILE_FENCE, 30, 1);
     CHECK_INT(get('a'), 3);
     scratch_flip(&x, GD_FILE_FENCE, RECORD + 504, 1);
@@ -103,7 +104,7 @@ TEST(test_never_goes_back)
     CHECK_CONTAINS(x.err.text, "fence says 8");
     CHECK_INT(put('a', 6), GD_INVALID);
     CHECK_INT(get('a'), 8);
-    /* Another catalog begins where it likes, in either place. */
+    /* Another catalog begins with any sequence, in either place. */
     for (uint64_t i = 1; i < 5; i++) {
         char catalog = (char)('a' + i);
         CHECK_INT(put(catalog, 5 - i), GD_OK);
@@ -114,8 +115,8 @@ TEST(test_never_goes_back)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* Each write is durable before the next step: the directory first, so that no
- * record is in a file that a crash takes away. */
+/* Each write is durable before the next step: the directory first, so that a
+ * crash does not remove a file with a record. */
 TEST(test_order)
 {
     char trace[256];
@@ -139,8 +140,8 @@ TEST(test_order)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* The bytes as they were before the call, but for the first `torn` of what a
- * crash in its nth write left. */
+/* Restores the bytes from before the call, but for the first `torn` bytes that
+ * a crash in its nth write left. */
 static void
 tear(uint64_t nth, char catalog, uint64_t sequence, uint64_t offset)
 {
@@ -153,8 +154,8 @@ tear(uint64_t nth, char catalog, uint64_t sequence, uint64_t offset)
     scratch_write(&x, GD_FILE_FENCE, torn, sizeof torn, offset);
 }
 
-/* A torn write never leaves less than there was: also where the sequence skips
- * one, and would come to lie on the newest record. */
+/* A torn write never leaves a lower sequence, even if a sequence is skipped,
+ * which would overwrite the newest record. */
 TEST(test_torn)
 {
     scratch_init(&x);
@@ -172,8 +173,7 @@ TEST(test_torn)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* Nothing is written over the newest record unless the one in between is
- * durable. */
+/* The newest record is overwritten only if the one in between is durable. */
 TEST(test_between_fails)
 {
     static const fault_call calls[] = {FAULT_PWRITEV, FAULT_FSYNC};
@@ -192,7 +192,7 @@ TEST(test_between_fails)
     }
 }
 
-/* Whatever fails, the fence is what it was or what was to be written; and what
+/* Whatever fails, the fence has its old value or the new one; and a value that
  * is reported as written was fsynced. */
 TEST(test_failures)
 {
@@ -229,7 +229,7 @@ TEST(test_failures)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* I10: no link is followed, nor is anything read that is not a record. */
+/* I10: no link is followed, and only records are read. */
 TEST(test_strange_files)
 {
     gd_fence fence;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_file.c - modes that the repository's directory says, whatever the
- * umask; and what is not followed or not taken for a file of ours.
+ * test_file.c - modes follow the repository's directory, whatever the umask;
+ * links are not followed, and strange files are refused.
  */
 #include "engine/files/file.h"
 

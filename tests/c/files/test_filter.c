@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_filter.c - hints kept, found, sampled and given up; and whatever lies
- * in the file.
+ * test_filter.c - hints kept, found, sampled and given up; and a file with any
+ * bytes.
  */
 #include "engine/files/filter.h"
 
@@ -12,7 +12,7 @@
 #include "tests/c/support/filter_fixture.h"
 
 enum {
-    FIXED_SIZE = 64, /* of the header; after it comes what changes */
+    FIXED_SIZE = 64, /* of the header; the fields after it change */
 };
 
 static filter_fixture x;
@@ -37,12 +37,12 @@ TEST_WITH(test_insert_lookup_remove, filter_setup(&x, FILTER_SMALL),
     CHECK_INT(filter_count_found(x.filter, 0, MANY), MANY);
     for (uint64_t n = 0; n < MANY; n += 2) {
         gd_fingerprint fp = filter_fingerprint(n);
-        /* Not this one. */
+        /* This removes no hint. */
         gd_filter_remove(x.filter, &fp, filter_address(n + 1));
         CHECK(filter_finds(x.filter, n));
         gd_filter_remove(x.filter, &fp, filter_address(n));
         CHECK(!filter_finds(x.filter, n));
-        gd_filter_remove(x.filter, &fp, filter_address(n)); /* nothing */
+        gd_filter_remove(x.filter, &fp, filter_address(n)); /* no effect */
     }
     CHECK_INT(filter_stats_of(x.filter).hints, MANY / 2);
     CHECK_INT(filter_count_found(x.filter, 0, MANY), MANY / 2);
@@ -87,7 +87,7 @@ TEST_WITH(test_the_same_hint_is_kept_once, filter_setup(&x, FILTER_SMALL),
     CHECK_INT(filter_stats_of(x.filter).hints, 0);
 }
 
-/* Copies of one block: as many as two buckets have places. */
+/* Copies of one block fill all places of two buckets. */
 TEST(test_many_addresses_of_one_fingerprint)
 {
     filter_fixture x;
@@ -128,7 +128,7 @@ TEST_WITH(test_two_buckets, filter_setup(&x, FILTER_SMALL),
     CHECK_INT(filter_stats_of(x.filter).hints, 0);
 }
 
-/* A digest of 8 bits: its few fingerprints still lie apart. */
+/* With a digest of 8 bits, the few fingerprints are still apart. */
 TEST_WITH(test_weak_fingerprints_spread, filter_setup(&x, FILTER_SMALL),
           filter_teardown(&x))
 {
@@ -177,8 +177,8 @@ TEST(test_level_halves_the_filter)
     }
     gd_filter_stats stats = filter_stats_of(x.filter);
     CHECK_INT(stats.level, 1);
-    /* Two choices fill the buckets evenly: next to nothing was given up
-     * before seven eighths were full. */
+    /* Two choices fill the buckets evenly: almost no hint was given up before
+     * seven eighths were full. */
     CHECK(n >= FILTER_PLACES / 8 * 7);
     CHECK(n <= FILTER_PLACES / 8 * 7 + FILTER_PLACES / 100);
     CHECK(stats.dropped <= FILTER_PLACES / 100);
@@ -188,7 +188,7 @@ TEST(test_level_halves_the_filter)
     filter_teardown(&x);
 }
 
-/* Whoever has a hint at a level had one at each lower level. */
+/* Each hint that is kept at a level was kept at each lower level. */
 TEST_WITH(test_levels_are_nested, filter_setup(&x, FILTER_SMALL),
           filter_teardown(&x))
 {
@@ -256,7 +256,7 @@ TEST(test_budget)
     CHECK_INT(filter_stats_of(x.filter).bytes, FILTER_SMALL);
     filter_insert(x.filter, 1);
     filter_close(&x);
-    /* The budget counts for who makes the file. */
+    /* The budget counts for the process that makes the file. */
     CHECK_INT(filter_open(&x, FILTER_SMALL + 64), GD_OK);
     CHECK_INT(filter_stats_of(x.filter).bytes, FILTER_SMALL);
     CHECK(filter_finds(x.filter, 1));
@@ -307,7 +307,7 @@ TEST_WITH(test_foreign_files_are_replaced, filter_setup(&x, FILTER_SMALL),
               GD_OK);
     CHECK(!filter_finds(second, 1));
     filter_insert(second, 2);
-    /* Who had the old file goes on with it. */
+    /* The process that had the old file continues with it. */
     CHECK(filter_finds(x.filter, 1));
     CHECK(!filter_finds(x.filter, 2));
     gd_filter_close(x.env, second);
@@ -316,7 +316,7 @@ TEST_WITH(test_foreign_files_are_replaced, filter_setup(&x, FILTER_SMALL),
     CHECK(!filter_finds(x.filter, 2));
     filter_insert(x.filter, 3);
     filter_close(&x);
-    /* A size in the header that the file has not counts for nothing. */
+    /* A size in the header that the file does not have is ignored. */
     CHECK_INT(truncate(x.path, 1000), 0);
     CHECK_INT(filter_open(&x, FILTER_SMALL), GD_OK);
     CHECK_INT(filter_stats_of(x.filter).bytes, FILTER_SMALL);
@@ -375,7 +375,7 @@ use_garbage(filter_fixture *x)
     CHECK(filter_stats_of(x->filter).level <= GD_FILTER_MAX_LEVEL);
 }
 
-/* Whatever is behind the header: no harm, and clearing mends it. */
+/* Any bytes behind the header do no harm, and clearing repairs them. */
 TEST(test_garbage_is_harmless)
 {
     static uint8_t garbage[FILTER_SMALL];
@@ -400,8 +400,8 @@ TEST(test_garbage_is_harmless)
     filter_teardown(&x);
 }
 
-/* A hint's group may be 0 only by foreign hands.  Every word of the filter
- * becomes a hint for block 1 but for its group. */
+/* A hint's group is 0 only if another program wrote it. Every word of the
+ * filter becomes a hint for block 1 but for its group. */
 TEST(test_group_0_is_no_candidate)
 {
     static uint8_t words[FILTER_SMALL];
@@ -479,7 +479,7 @@ TEST(test_position)
     filter_teardown(&x);
 }
 
-/* Files of version 1, whose header was shorter. */
+/* These are files of version 1, whose header was shorter. */
 TEST_WITH(test_old_layout_is_replaced, filter_setup(&x, FILTER_SMALL),
           filter_teardown(&x))
 {

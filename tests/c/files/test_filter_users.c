@@ -21,7 +21,7 @@ TEST_WITH(test_rebuild_lock, filter_setup(&x, FILTER_SMALL),
                              FILTER_SMALL, &second, &x.err),
               GD_OK);
     CHECK(gd_filter_rebuild_lock(x.filter));
-    CHECK(!gd_filter_rebuild_lock(x.filter)); /* nor another thread */
+    CHECK(!gd_filter_rebuild_lock(x.filter)); /* not by a thread */
     CHECK(!gd_filter_rebuild_lock(second));
     gd_filter_rebuild_unlock(x.filter);
     CHECK(gd_filter_rebuild_lock(second));
@@ -36,7 +36,7 @@ TEST_WITH(test_rebuild_lock, filter_setup(&x, FILTER_SMALL),
 
 /* ---- the users' lock ---- */
 
-/* Who tidies up has it exclusively; -1 if somebody uses the file. */
+/* A cleaner takes this lock exclusively; -1 if a process uses the file. */
 static int
 take_for_dead(const char *path)
 {
@@ -70,7 +70,7 @@ TEST_WITH(test_users_lock, filter_setup(&x, FILTER_SMALL), filter_teardown(&x))
     close(other);
     int fd = take_for_dead(x.path);
     CHECK(fd >= 0);
-    /* It is waited for, though not for ever. */
+    /* The opener waits for it, though not for ever. */
     CHECK_INT(filter_open(&x, FILTER_SMALL), GD_OK);
     gd_filter_close(x.env, x.filter);
     close(fd);
@@ -79,7 +79,7 @@ TEST_WITH(test_users_lock, filter_setup(&x, FILTER_SMALL), filter_teardown(&x))
     CHECK_INT(filter_open(&x, FILTER_SMALL), GD_OK);
 }
 
-/* Somebody takes it for dead between its opening and its lock. */
+/* A cleaner takes it for dead between its opening and its lock. */
 static const char *victim;
 
 static int
@@ -104,7 +104,7 @@ TEST_WITH(test_unlinked_while_it_is_opened, filter_setup(&x, FILTER_SMALL),
     CHECK_INT(gd_filter_open(&env, x.path, FILTER_REPOSITORY,
                              FILTER_SMALL, &second, &x.err),
               GD_OK);
-    /* The one that is used has the name. */
+    /* The file that is used has the name. */
     CHECK_INT(stat(x.path, &after), 0);
     CHECK(before.st_ino != after.st_ino);
     CHECK_INT(take_for_dead(x.path), -1);
@@ -139,7 +139,7 @@ TEST(test_rebuild_lock_dies_with_the_process)
     filter_teardown(&x);
 }
 
-/* ---- at once ---- */
+/* ---- concurrent users ---- */
 
 enum {
     WORKERS = 4,
@@ -147,8 +147,8 @@ enum {
     BIG = WORKERS * EACH * 8 * 2 + FILTER_HEADER,
 };
 
-/* Inserts its share and removes every fifth of it; the number of hints of its
- * own that it did not find though it had just stored them. */
+/* Inserts its part and removes every fifth of it; returns the number of its
+ * own hints that it did not find though it had just stored them. */
 static uint64_t
 work(gd_filter *filter, uint64_t number)
 {
@@ -189,7 +189,7 @@ TEST(test_several_processes)
                                        NULL) == GD_OK &&
                         work(own, (uint64_t)i) == 0;
             gd_filter_close(gd_env_posix(), own);
-            gd_filter_close(x.env, x.filter); /* what it inherited */
+            gd_filter_close(x.env, x.filter); /* the inherited handle */
             _exit(good ? 0 : 1);
         }
     }
@@ -249,7 +249,7 @@ typedef struct contestant {
     uint64_t number;
 } contestant;
 
-/* All of them want places in the same two buckets at the same time. */
+/* All threads want places in the same two buckets at the same time. */
 static void *
 contestant_main(void *arg)
 {
@@ -265,7 +265,7 @@ contestant_main(void *arg)
     return NULL;
 }
 
-/* No hint overwrites another: what is counted is there. */
+/* No hint overwrites another: counted hints are there. */
 TEST(test_threads_in_the_same_buckets)
 {
     filter_fixture x;
@@ -295,8 +295,8 @@ TEST(test_threads_in_the_same_buckets)
     filter_teardown(&x);
 }
 
-/* Far too small for them, and cleared all the time: nobody falls over, and
- * the counts come out right enough for the filter to go on. */
+/* The filter is far too small, and cleared all the time: no thread fails, and
+ * the counts stay right enough for the filter to work. */
 TEST(test_threads_in_a_full_filter)
 {
     filter_fixture x;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_freespace.c - storing stops before the disk is full, and what deletes
- * does not; a failed question is no answer.
+ * test_freespace.c - storing stops before the disk is full, and deleting does
+ * not; a failed query does not count as a full disk.
  */
 #include "engine/files/freespace.h"
 
@@ -28,7 +28,7 @@ static int
 tell(const gd_env *env, int fd, gd_space *space)
 {
     (void)fd;
-    int rc = x.f.real->free_space(env, x.root, space); /* counts nothing */
+    int rc = x.f.real->free_space(env, x.root, space); /* counts no call */
     *space = told;
     return rc;
 }
@@ -55,7 +55,7 @@ ask(uint64_t reserve, uint64_t bytes)
 TEST(test_check)
 {
     setup(0, 0);
-    CHECK_INT(ask(0, 0), GD_OK); /* nothing is kept */
+    CHECK_INT(ask(0, 0), GD_OK); /* there is no reserve */
     told.free = 8 * MIB;
     CHECK_INT(ask(8 * MIB, 0), GD_OK);
     CHECK_INT(ask(8 * MIB, 1), GD_NOSPACE);
@@ -67,11 +67,11 @@ TEST(test_check)
     told.free = 9 * MIB;
     CHECK_INT(ask(8 * MIB, MIB), GD_OK);
     CHECK_INT(ask(8 * MIB, UINT64_MAX), GD_NOSPACE);
-    /* At most a hundredth of it. */
+    /* The limit is a hundredth of it at most. */
     told = (gd_space){.free = 20 * KIB, .total = 1000 * KIB};
     CHECK_INT(ask(64 * MIB, 10 * KIB), GD_OK);
     CHECK_INT(ask(64 * MIB, 10 * KIB + 1), GD_NOSPACE);
-    /* Inodes, where they are counted. */
+    /* Inodes count on file systems that report them. */
     told = (gd_space){.free = 1 << 30, .total = 1 << 30, .total_files = 9999,
                       .free_files = 33};
     CHECK_INT(ask(1, 1), GD_OK);
@@ -83,7 +83,7 @@ TEST(test_check)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* A tenth of the file system at most; nothing without a reserve. */
+/* The room is a tenth of the file system at most; none without a reserve. */
 TEST(test_room_to_move)
 {
     gd_freespace keep = {.reserve = 8 * MIB, .moving = 100 * MIB};
@@ -93,7 +93,7 @@ TEST(test_room_to_move)
     CHECK_INT(gd_freespace_kept(keep, 2000 * MIB), 0);
 }
 
-/* No reason to refuse anything. */
+/* An unknown amount is no reason to refuse a request. */
 TEST(test_unknown)
 {
     scratch_init(&x);
@@ -132,19 +132,20 @@ TEST(test_storing)
     setup(8 * MIB, 16 * MIB);
     gd_repo *repo = scratch_repo(&x);
     CHECK_INT(store(repo, "a", 1, 16), GD_OK);
-    /* Nothing is made when it is reached already. */
+    /* No file is made when the limit is reached already. */
     told.free = 8 * MIB;
     uint64_t made = fault_env_count(&x.f, FAULT_OPENAT);
     CHECK_INT(store(repo, "b", 2, 1), GD_NOSPACE);
     CHECK_INT(fault_env_count(&x.f, FAULT_OPENAT), made);
-    /* In the middle: room for the recipe, and not for the blocks. */
+    /* The limit is reached in the middle: there is room for the recipe, and
+     * not for the blocks. */
     told.free = 8 * MIB + 256 * KIB;
     CHECK_INT(store(repo, "b", 2, 256), GD_NOSPACE);
     CHECK_INT(scratch_count(&x, GD_DIR_SPOOL, "T-", NULL), 1);
     CHECK(!scratch_exists(&x, "images/b"));
-    /* What is known needs but a recipe. */
+    /* Known blocks only need a recipe. */
     CHECK_INT(store(repo, "b", 1, 16), GD_OK);
-    /* For that, too, there must be room when it comes to it. */
+    /* For that, too, there must be room when it is written. */
     gd_transaction *transaction;
     gd_recipe_header header;
     bool linked;
@@ -156,7 +157,7 @@ TEST(test_storing)
     CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
               GD_NOSPACE);
     gd_transaction_end(transaction);
-    /* It is not for deletes. */
+    /* The limit does not apply to deletes. */
     told.free = 0;
     CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
               GD_OK);
@@ -164,7 +165,7 @@ TEST(test_storing)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* A fingerprint store is 1.8 MiB. */
+/* A fingerprint table is 1.8 MiB. */
 TEST(test_a_group_is_not_made)
 {
     setup(8 * MIB, 9 * MIB);
@@ -179,8 +180,8 @@ TEST(test_a_group_is_not_made)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* Once for a bundle of segments, and for the batch's recipe: not for a
- * block. */
+/* There is one query for a bundle of segments, and for the batch's recipe: not
+ * one for each block. */
 TEST(test_is_asked_seldom)
 {
     scratch_init(&x);
@@ -193,7 +194,7 @@ TEST(test_is_asked_seldom)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* What stores besides uploads, and can wait. */
+/* These tasks store, too, and can wait. */
 TEST(test_maintenance_that_stores)
 {
     uint64_t bytes;
@@ -239,7 +240,7 @@ TEST(test_maintenance_that_stores)
         gd_owned_group_close(owned);
         CHECK_INT(scratch_count(&x, GD_DIR_SPOOL, "G-", NULL), 0);
     }
-    /* In the middle. */
+    /* The limit is reached in the middle. */
     told.free = 8 * MIB + gd_fptable_data_start(x.params.group_slots);
     gd_owned_group *owned;
     REQUIRE(gd_owned_group_open(repo, 1, &owned, &x.err) == GD_OK);
@@ -250,7 +251,7 @@ TEST(test_maintenance_that_stores)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* What a full disk cannot do without: a name in the spool. */
+/* On a full disk a delete still needs a name in the spool. */
 TEST(test_delete_takes_the_reserve)
 {
     static const int errors[] = {ENOSPC, EDQUOT};
@@ -266,14 +267,14 @@ TEST(test_delete_takes_the_reserve)
                                   &x.err), GD_OK);
         CHECK(!scratch_exists(&x, "catalog-reserve"));
         CHECK(scratch_exists(&x, "catalog-reserve-8"));
-        /* If that does not help either, the image stays. */
+        /* If that is not enough either, the image stays. */
         fault_env_fail(&x.f, FAULT_LINKAT, 1, errors[i], true);
         CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "b", NULL,
                                   &x.err), GD_NOSPACE);
         CHECK(!scratch_exists(&x, "catalog-reserve-8"));
         CHECK(scratch_exists(&x, "images/b"));
         fault_env_heal(&x.f);
-        /* Another error is no reason to give anything up. */
+        /* For another error no reserve is given up. */
         scratch_write(&x, "catalog-reserve", "x", 1, 0);
         fault_env_fail(&x.f, FAULT_LINKAT, 1, EIO, false);
         CHECK_INT(gd_image_delete(x.env, x.root, &x.params, "b", NULL,

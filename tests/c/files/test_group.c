@@ -42,7 +42,7 @@ setup_slots(fixture *t, uint32_t slots)
     make_first(t);
 }
 
-/* Another group with the number of the first, which is lost. */
+/* Makes another group with the number of the first, which is lost. */
 static void
 make_first_again(fixture *t)
 {
@@ -66,7 +66,7 @@ teardown(fixture *t)
     CHECK_INT(scratch_destroy(&t->x), 0);
 }
 
-/* Opens it once more, and closes it again. */
+/* Opens the group once more, and closes it again. */
 static gd_status
 try_open(fixture *t)
 {
@@ -81,7 +81,7 @@ try_open(fixture *t)
 
 /* ---- the header ---- */
 
-/* Whose identity is not random. */
+/* The identity is not random. */
 static int
 draw_known(const gd_env *env, void *buf, size_t len)
 {
@@ -108,7 +108,7 @@ TEST_WITH(test_known_header, setup(&t), teardown(&t))
     CHECK(t.group->bounds.seed != seed);
     t.x.f.env.random = draw_known;
     make_first_again(&t);
-    /* Header, no records, room for the store, and nothing else. */
+    /* The file has a header, no records, room for the table, and no more. */
     CHECK_INT(scratch_size(&t.x, NAME), 4096 + 4096);
     scratch_read(&t.x, NAME, raw, sizeof raw, 0);
     CHECK(GOLDEN_MATCHES(raw, sizeof raw, known));
@@ -120,7 +120,7 @@ TEST_WITH(test_known_header, setup(&t), teardown(&t))
     CHECK_INT(fstatat(t.x.root, NAME, &st, 0), 0);
     CHECK_INT(st.st_mode & 0777, 0600);
     CHECK_INT(st.st_nlink, 1);
-    CHECK(st.st_blocks * 512 >= 8192); /* the store's room is there */
+    CHECK(st.st_blocks * 512 >= 8192); /* the table's room is there */
 }
 
 TEST_WITH(test_every_flip_of_the_header, setup(&t), teardown(&t))
@@ -139,7 +139,7 @@ TEST_WITH(test_every_flip_of_the_header, setup(&t), teardown(&t))
     CHECK_INT(try_open(&t), GD_OK);
 }
 
-/* Puts a value into the header, and makes the checksum right. */
+/* Puts a value into the header, and corrects the checksum. */
 static gd_status
 open_with(fixture *t, size_t offset, uint64_t value, size_t length)
 {
@@ -165,7 +165,7 @@ TEST(test_bounds_of_the_header)
         gd_status wanted;
         const char *words;
     } cases[] = {
-        {8, 2, 2, GD_OK, ""}, /* one with lists */
+        {8, 2, 2, GD_OK, ""}, /* a group with lists */
         {8, 3, 2, GD_CORRUPT, "names no object"},
         {8, 4, 2, GD_VERSION, "version 4"},
         {8, 65535, 2, GD_VERSION, "version 65535"},
@@ -184,7 +184,7 @@ TEST(test_bounds_of_the_header)
         {52, 4097, 4, GD_CORRUPT, "bounds"},
         {52, 65536, 4, GD_CORRUPT, "bounds"},
         {52, UINT32_MAX, 4, GD_CORRUPT, "bounds"},
-        {72, 0, 8, GD_OK, ""}, /* of the identity */
+        {72, 0, 8, GD_OK, ""}, /* a byte of the identity */
         {88, UINT64_MAX, 8, GD_OK, ""}, /* reserved */
         {496, UINT64_MAX, 8, GD_OK, ""},
     };
@@ -247,7 +247,7 @@ read_sequence(fixture *t)
     return record.sequence;
 }
 
-/* Nothing could supersede it. */
+/* No record could supersede it. */
 TEST(test_record_with_an_impossible_sequence)
 {
     static const uint64_t sequences[] = {UINT64_MAX, UINT64_C(1) << 63};
@@ -300,8 +300,8 @@ TEST(test_known_record)
     teardown(&t);
 }
 
-/* What was recompressed: all blocks, or those of the first slots.  Older
- * programs know only bytes 32 and 33, and write the next six as zeros. */
+/* All blocks were recompressed, or those of the first slots. Older programs
+ * know only bytes 32 and 33, and write the next six as zeros. */
 TEST(test_what_a_codec_covers)
 {
     static const struct {
@@ -371,7 +371,7 @@ TEST_WITH(test_every_flip_of_a_record, setup(&t), teardown(&t))
     }
 }
 
-/* More slots than the group has; and the record of another group. */
+/* The record has more slots than the group; another is of another group. */
 TEST(test_records_that_do_not_fit)
 {
     fixture t;
@@ -420,8 +420,8 @@ check_entries(fixture *t, uint32_t first, uint32_t count, uint32_t slots)
     }
 }
 
-/* Every run of slots, over none, one and several borders of sectors: what lies
- * beside it stays, and so do the zeros at the sectors' ends. */
+/* Every run of slots crosses none, one or several borders of sectors: bytes
+ * beside it stay, and so do the zeros at the sectors' ends. */
 TEST(test_entries_across_sectors)
 {
     enum { SLOTS = 100 };
@@ -457,7 +457,7 @@ TEST(test_entries_across_sectors)
     teardown(&t);
 }
 
-/* Later entries of a sector leave the earlier ones' bytes as they were. */
+/* Later entries of a sector leave the earlier ones' bytes unchanged. */
 TEST_WITH(test_entries_join_a_sector, setup(&t), teardown(&t))
 {
     for (uint32_t slot = 0; slot < 64; slot++) {
@@ -563,7 +563,7 @@ TEST_WITH(test_read_segment, setup(&t), teardown(&t))
     CHECK_INT(gd_group_read_segment(t.group, &good, 7, coder, in, plain,
                                     &header, &t.x.err),
               GD_OK);
-    /* An entry that it is not the segment of. */
+    /* The entry belongs to another segment. */
     gd_entry bad[6];
     for (int i = 0; i < 6; i++) {
         bad[i] = good;
@@ -605,7 +605,7 @@ TEST_WITH(test_create_counts_up, setup(&t), teardown(&t))
     CHECK_INT(create(&t, &number), GD_OK);
     CHECK_INT(number, 2);
     gd_names_group(7, name);
-    scratch_write(&t.x, name, "", 0, 0); /* whatever it is: a number is used */
+    scratch_write(&t.x, name, "", 0, 0); /* any file takes its number */
     scratch_write(&t.x, "groups/zzzz", "", 0, 0);
     CHECK_INT(create(&t, &number), GD_OK);
     CHECK_INT(number, 8);
@@ -618,8 +618,8 @@ TEST_WITH(test_create_counts_up, setup(&t), teardown(&t))
     CHECK_INT(create(&t, &number), GD_NOSPACE);
 }
 
-/* Its lease is held by somebody who is about to make it, or its name was taken
- * after the look at the directory: the next number. */
+/* Another writer has its lease, or its name was taken after the directory was
+ * listed: the next number is used. */
 TEST_WITH(test_create_beside_others, setup(&t), teardown(&t))
 {
     gd_locks *other;
@@ -690,8 +690,8 @@ TEST(test_create_under_contention)
     teardown(&t);
 }
 
-/* The steps in order, each failing: no group, or one that is whole; never a
- * lease that is kept, nor a spool file. */
+/* Each of the steps fails: there is no group, or a whole one; never a lease
+ * that is kept, nor a spool file. */
 TEST(test_create_fails)
 {
     static const struct {
@@ -718,12 +718,13 @@ TEST(test_create_fails)
         CHECK_INT(gd_locks_lease(t.locks, 2, NULL), GD_OK);
         gd_locks_unlease(t.locks, 2);
     }
-    /* Interrupted by a signal, which is no failure. */
+    /* The call is interrupted by a signal, which is no failure. */
     fault_env_fail(&t.x.f, FAULT_FALLOCATE, 1, EINTR, false);
     CHECK_INT(create(&t, &number), GD_OK);
     CHECK_INT(number, 2);
     fault_env_heal(&t.x.f);
-    /* Its name may not be durable: it is there, but it is not given out. */
+    /* Its name may not be durable: the group is there, but it is not
+     * returned. */
     fault_env_fail(&t.x.f, FAULT_FSYNC, 2, EIO, false);
     CHECK_INT(create(&t, &number), GD_IO);
     CHECK(scratch_exists(&t.x, "groups/00000003"));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_indexjoin.c - many look-ups in one pass find what single ones would,
+ * test_indexjoin.c - many look-ups in one pass find the same as single ones,
  * however dense the requests are, and whatever happens to the files.
  */
 #include "engine/files/indexjoin.h"
@@ -66,7 +66,7 @@ merge(uint32_t bits, uint32_t shard, uint64_t split)
     }
 }
 
-/* Two shards, and a third of the records still in runs. */
+/* There are two shards, and a third of the records is still in runs. */
 static void
 begin(void)
 {
@@ -127,7 +127,8 @@ TEST(test_requests)
         }
         ask(counts[c], GD_OK, 0);
     }
-    /* The first, the last, one of them often, and a dense part. */
+    /* The requests are for the first, the last, one of them often, and a dense
+     * part. */
     request(0, 0);
     request(1, 1);
     request(2, 2 * RECORDS - 1);
@@ -157,7 +158,7 @@ TEST(test_few_requests_read_little)
     end();
 }
 
-/* A damaged file is hints that are missing. */
+/* A damaged file only loses hints. */
 TEST(test_damaged_file)
 {
     char name[GD_NAME_SIZE];
@@ -180,7 +181,7 @@ TEST(test_damaged_file)
     end();
 }
 
-/* Whatever fails, wrong addresses are never told. */
+/* Whatever fails, the answers have no wrong addresses. */
 TEST(test_faults)
 {
     bool failed = true;

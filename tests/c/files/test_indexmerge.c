@@ -82,7 +82,7 @@ fill(bag *b, size_t count, uint64_t keys, uint64_t *seed)
     sort_once(b);
 }
 
-/* What the shards and the pairs are to be, by the words of merging.rst. */
+/* Computes the expected shards and pairs, by the words of merging.rst. */
 static void
 expect(const bag *all, const bag *gone, bag *kept, bag *pairs)
 {
@@ -210,8 +210,8 @@ read_into(const gd_index_id *id, bag *b)
     gd_index_reader_close(reader);
 }
 
-/* All records of the shards that count, and all pairs; how many files of runs,
- * shards and others there are. */
+/* Reads all records of the shards that count, and all pairs; returns the
+ * number of files of runs, shards and others. */
 static size_t
 read_all(bag *kept, bag *pairs, bool *complete, size_t *shard_count)
 {
@@ -245,7 +245,7 @@ check_bags(const bag *got, const bag *wanted)
                  got->count * sizeof *got->items) == 0);
 }
 
-/* ---- what a merge does ---- */
+/* ---- merging ---- */
 
 static bag all, gone, kept, pairs, got_kept, got_pairs, run;
 
@@ -273,7 +273,7 @@ TEST(test_like_the_model)
             sort_once(&gone);
             add(GD_INDEX_GONE, &gone);
             expect(&all, &gone, &kept, &pairs);
-            all = kept; /* which the next pass begins with */
+            all = kept; /* the next pass begins with these */
             CHECK_INT(merge_all((gd_split_limits){UINT64_MAX, 20}), GD_OK);
             read_all(&got_kept, &got_pairs, &complete, &count);
             CHECK(complete);
@@ -298,7 +298,7 @@ TEST(test_order)
     scratch_check_trace(&x, "pwritev fsync linkat unlinkat fsync "
                             "pwritev fsync linkat unlinkat fsync unlinkat");
     CHECK(result.records == 1 && result.pairs == 1 && !result.more);
-    /* Nothing to merge, and no such shard. */
+    /* There are no records to merge, or there is no such shard. */
     CHECK_INT(merge_one(0, 0, NEVER, &result), GD_OK);
     CHECK_INT(result.records, 0);
     CHECK_INT(merge_one(1, 1, NEVER, &result), GD_NOTFOUND);
@@ -389,7 +389,7 @@ TEST(test_split)
     end();
 }
 
-/* ---- which shards count ---- */
+/* ---- the shards that count ---- */
 
 static void
 write_shard(uint32_t bits, uint32_t shard, uint64_t generation)
@@ -445,8 +445,8 @@ visit_others(void *arg, const char *name)
     }
 }
 
-/* Another host gives a shard its next generation meanwhile, and removes the
- * last one: this listing has neither. */
+/* Another host makes a shard's next generation meanwhile, and removes the last
+ * one: this listing has neither. */
 static int
 list_amid_merges(const gd_env *env, int dir, const char *path,
                  void (*visit)(void *arg, const char *name), void *arg)
@@ -467,7 +467,7 @@ TEST(test_listing_while_others_merge)
     blind_every = 100;
     check_current("0-0.1 ", true);
     CHECK_INT(listings, 3);
-    /* Never twice the same. */
+    /* The listing is never the same twice. */
     listings = 0;
     blind_every = 2;
     CHECK_INT(gd_shards_list(shards, &list, &x.err), GD_BUSY);
@@ -476,7 +476,7 @@ TEST(test_listing_while_others_merge)
     end();
 }
 
-/* The server has dropped this process's lock: any can be had again. */
+/* The server has dropped this process's lock: any lock can be taken again. */
 static int
 lock_nothing(const gd_env *env, int fd, uint64_t byte, short type)
 {
@@ -484,7 +484,7 @@ lock_nothing(const gd_env *env, int fd, uint64_t byte, short type)
     return 0;
 }
 
-/* Others go on from the shard twice, each time without the run that sorts
+/* Others continue from the shard twice, each time without the run that sorts
  * behind all others. */
 static void
 go_on_without_the_last_run(void)
@@ -519,8 +519,8 @@ link_after_others(const gd_env *env, int dir, const char *old,
     return real_link(env, dir, old, name);
 }
 
-/* Its generation is no longer the highest, and nobody else has merged the last
- * run.  The second time, it has looked just before. */
+/* Its generation is no longer the highest, and no other host has merged the
+ * last run. The second time, it has checked just before. */
 TEST(test_two_at_once_without_locks)
 {
     const gd_index_id last = {GD_INDEX_RUN, 0, 0, UINT64_MAX};
@@ -549,7 +549,7 @@ TEST(test_two_at_once_without_locks)
         }
         CHECK_INT(gd_index_merge_finish(late, &result, &x.err), GD_NOTFOUND);
         gd_index_merge_end(late);
-        /* If it noticed in time, it has made nothing. */
+        /* If it noticed in time, it has made no file. */
         CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "shard-", NULL),
                   1 + at_the_link);
         CHECK_INT(merge_all(NEVER), GD_OK);
@@ -561,7 +561,7 @@ TEST(test_two_at_once_without_locks)
     }
 }
 
-/* Its checksums are right, but not its order. */
+/* The checksums are right, but not the order. */
 TEST(test_unsorted)
 {
     static const gd_index_kind kinds[] = {GD_INDEX_SHARD, GD_INDEX_RUN,
@@ -631,7 +631,7 @@ TEST(test_which_shards_count)
     check_current("0-0.3 ", true);
     write_shard(1, 0, 4);
     check_current("1-0.4 1-1.4 ", true);
-    /* A process that lost its locks makes what exists already. */
+    /* A process that lost its locks tries to make a file that exists. */
     const gd_index_id late = {GD_INDEX_SHARD, 0, 0, 3};
     CHECK_INT(gd_shards_write(shards, &late, NULL, 0, &x.err), GD_EXISTS);
     write_shard(0, 0, 4);
@@ -648,7 +648,7 @@ TEST(test_which_shards_count)
     check_current("2-1.7 1-1.4 ", false);
     CHECK_INT(gd_shards_fill(shards, &x.err), GD_OK);
     check_current("2-0.1 2-1.7 1-1.4 ", true);
-    /* No generation is behind the last. */
+    /* No generation comes after the last. */
     write_shard(2, 0, UINT32_MAX);
     CHECK_INT(gd_shards_list(shards, &list, &x.err), GD_OK);
     CHECK_INT(gd_shards_next(&list, 2, 0, &next, &x.err), GD_CORRUPT);
@@ -666,7 +666,7 @@ TEST(test_dead_makers)
     CHECK_INT(gd_shards_lock(shards, &x.err), GD_OK);
     CHECK_INT(gd_shards_tidy(shards, &x.err), GD_OK);
     CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "new-", NULL), 1);
-    /* One that was taken for dead finds out when it wants the name. */
+    /* A writer that was taken for dead notices it when it needs the name. */
     char name[GD_NAME_SIZE];
     CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "new-", name), 1);
     CHECK_INT(unlinkat(x.root, name, 0), 0);
@@ -698,7 +698,7 @@ TEST(test_find)
     end();
 }
 
-/* The one shard that counts. */
+/* Returns the one shard that counts. */
 static void
 find_current(gd_index_id *id)
 {
@@ -715,8 +715,8 @@ find_current(gd_index_id *id)
     x.env->release(x.env, list.files);
 }
 
-/* Searching finds the records of both frames of a shard.  A damaged byte is
- * noticed, and so is a frame at the place of the other one. */
+/* Searching finds the records of both frames of a shard. It detects a damaged
+ * byte, and a frame in the place of the other one. */
 TEST(test_several_frames)
 {
     enum { FRAME = GD_PACKED_FRAME, STEP = 97 };
@@ -750,14 +750,14 @@ TEST(test_several_frames)
         CHECK_INT(gd_shards_verify(shards, &id, &x.err), GD_CORRUPT);
         scratch_flip(&x, name, GD_INDEX_HEAD + at, 0x20);
     }
-    /* The last frame, of which each byte is right, is the first. */
+    /* The last frame's bytes are all right, but they are the first's. */
     scratch_write(&x, name, bytes + FRAME, last, GD_INDEX_HEAD);
     CHECK_INT(gd_shards_find(shards, 0, &address, &x.err), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "checksum of frame 0");
     end();
 }
 
-/* Any damaged byte of any file, and any wrong length, is noticed. */
+/* Any damaged byte of any file, and any wrong length, is detected. */
 TEST(test_damage)
 {
     char name[GD_NAME_SIZE];
@@ -820,8 +820,8 @@ prepare_fault(void)
 }
 
 /* Everything fails from the nth call on, as if the process were killed there;
- * then the machine crashes, too.  What was found until then may be taken in
- * before the repeated merge, or not. */
+ * then the machine crashes, too. Pairs that were found until then may be
+ * applied before the repeated merge, or not. */
 TEST(test_killed_at_each_call)
 {
     bool died = true;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_locks.c - who is let in beside whom: in one handle, in two, and in two
- * processes.  Two handles of one process are two open files, so the kernel
- * keeps them apart as it does processes.
+ * test_locks.c - locks that exclude each other: in one handle, in two, and in
+ * two processes. Two handles of one process are two open files, so the kernel
+ * separates them as it does processes.
  */
 #include "engine/files/locks.h"
 
@@ -46,7 +46,7 @@ raw_lock(const fixture *t, uint64_t byte, short type)
     return env->lock(env, t->raw, byte, type);
 }
 
-/* Whether nobody else holds the byte; it is left as it was. */
+/* Returns true if no other handle holds the byte, which stays unlocked. */
 static bool
 is_free(const fixture *t, uint64_t byte)
 {
@@ -63,7 +63,7 @@ is_free(const fixture *t, uint64_t byte)
 
 static fixture t;
 
-/* The bytes of format.rst, and no others. */
+/* The locked bytes are those of format.rst, and no others. */
 TEST_WITH(test_which_bytes, setup(&t), teardown(&t))
 {
     const uint32_t group = 0x1ffffff;
@@ -93,7 +93,7 @@ TEST_WITH(test_share_is_counted, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_lock_shared(t.b, 5, NULL), GD_OK);
     gd_locks_unlock_shared(t.a, 5);
     gd_locks_unlock_shared(t.b, 5);
-    gd_locks_unlock_shared(t.b, 5); /* one too many: a's are not b's */
+    gd_locks_unlock_shared(t.b, 5); /* one too many: a's locks are not b's */
     CHECK(!is_free(&t, SHARE_BYTE(5)));
     gd_locks_unlock_shared(t.a, 5);
     CHECK(!is_free(&t, SHARE_BYTE(5)));
@@ -120,7 +120,7 @@ TEST_WITH(test_the_collector_refuses, setup(&t), teardown(&t))
 }
 
 /* The mark of intent keeps new sharers out, also of a handle that shares
- * already; those that are in stay. */
+ * already; locks that are held stay. */
 TEST_WITH(test_intent_refuses, setup(&t), teardown(&t))
 {
     CHECK_INT(gd_locks_lock_shared(t.a, 9, NULL), GD_OK);
@@ -134,7 +134,7 @@ TEST_WITH(test_intent_refuses, setup(&t), teardown(&t))
     CHECK(is_free(&t, SHARE_BYTE(9)));
     raw_lock(&t, INTENT_BYTE(9), F_UNLCK);
     CHECK_INT(gd_locks_lock_shared(t.a, 9, NULL), GD_OK);
-    CHECK(is_free(&t, INTENT_BYTE(9))); /* the look at it left no lock */
+    CHECK(is_free(&t, INTENT_BYTE(9))); /* the query left no lock */
 }
 
 TEST_WITH(test_one_lease, setup(&t), teardown(&t))
@@ -153,7 +153,7 @@ TEST_WITH(test_one_lease, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_BUSY);
     gd_locks_unlease(t.b, 3);
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
-    /* Lease and group lock are two things. */
+    /* Lease and group lock are separate. */
     CHECK_INT(gd_locks_lock_shared(t.b, 3, &err), GD_OK);
 }
 
@@ -167,7 +167,7 @@ TEST_WITH(test_closing_releases, setup(&t), teardown(&t))
     CHECK(is_free(&t, 3) && is_free(&t, SHARE_BYTE(3)));
 }
 
-/* ---- the collector's ---- */
+/* ---- the collector's locks ---- */
 
 TEST_WITH(test_exclude, setup(&t), teardown(&t))
 {
@@ -179,8 +179,8 @@ TEST_WITH(test_exclude, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_lock_exclusive(t.a, 7, &err), GD_BUSY);
     CHECK_INT(gd_locks_lock_exclusive(t.b, 7, &err), GD_BUSY);
     CHECK_INT(gd_locks_lock_shared(t.b, 7, &err), GD_BUSY);
-    /* Nor does its own handle share it: the kernel would not mind, and would
-     * let everyone in. */
+    /* Nor does its own handle share it: the kernel would allow that, and would
+     * let every process in. */
     CHECK_INT(gd_locks_lock_shared(t.a, 7, &err), GD_BUSY);
     CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
     gd_locks_unlock_shared(t.a, 7);
@@ -194,15 +194,15 @@ TEST_WITH(test_exclude, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_lock_shared(t.a, 7, &err), GD_OK);
 }
 
-/* The exclusive lock is refused where this process shares the group: the kernel
- * would turn the one into the other. */
+/* The exclusive lock is refused if this process shares the group: the kernel
+ * would convert the one into the other. */
 TEST_WITH(test_exclude_is_refused, setup(&t), teardown(&t))
 {
     CHECK_INT(gd_locks_lock_shared(t.a, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_lock_shared(t.a, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_BUSY);
     CHECK_INT(gd_locks_lock_exclusive(t.b, 7, NULL), GD_BUSY);
-    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), 0); /* as it was: shared */
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), 0); /* unchanged: shared */
     raw_lock(&t, SHARE_BYTE(7), F_UNLCK);
     gd_locks_unlock_shared(t.a, 7);
     CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_BUSY);
@@ -223,7 +223,8 @@ TEST_WITH(test_announce, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_lock_shared(t.a, 7, NULL), GD_BUSY);
     CHECK_INT(raw_lock(&t, INTENT_BYTE(7), F_RDLCK), -EAGAIN); /* still */
     CHECK_INT(gd_locks_lock_shared(t.a, 6, NULL), GD_OK);
-    /* Who announced it gets in as soon as the last has left. */
+    /* The handle with the intent gets the lock when the last sharer has
+     * left. */
     CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_BUSY);
     gd_locks_unlock_shared(t.b, 7);
     CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_OK);
@@ -260,7 +261,7 @@ lock_and_replace(const gd_env *env, int fd, uint64_t byte, short type)
     return gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
 }
 
-/* I4: who comes later would lock the other file. */
+/* I4: a later process would lock the other file. */
 TEST_WITH(test_maintainer_lock_of_a_file_that_was_replaced, setup(&t),
           teardown(&t))
 {
@@ -278,13 +279,13 @@ TEST_WITH(test_look_for_intent, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_require_no_intent(t.a, 4, NULL), GD_BUSY);
     CHECK_INT(gd_locks_require_no_intent(t.a, 5, NULL), GD_OK);
     CHECK_INT(gd_locks_require_no_intent(t.b, 4, NULL), GD_BUSY);
-    /* At work, it need not make way for itself. */
+    /* While it has the lock, its own intent does not stop it. */
     CHECK_INT(gd_locks_lock_exclusive(t.b, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_require_no_intent(t.b, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_require_no_intent(t.a, 4, NULL), GD_BUSY);
     gd_locks_withdraw(t.b, 4);
     CHECK_INT(gd_locks_require_no_intent(t.a, 4, NULL), GD_OK);
-    /* Asking leaves nothing behind. */
+    /* The query leaves no lock. */
     CHECK_INT(gd_locks_announce(t.b, 4, NULL), GD_OK);
 }
 
@@ -293,10 +294,10 @@ TEST_WITH(test_confirm, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_lease(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_revalidate(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_lease(t.b, 4, NULL), GD_BUSY);
-    gd_locks_unlease(t.a, 4); /* as a server does that drops it */
+    gd_locks_unlease(t.a, 4); /* as a server that drops it */
     CHECK_INT(gd_locks_lease(t.b, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_revalidate(t.a, 4, NULL), GD_BUSY);
-    /* The exclusive lock, if it was taken, too. */
+    /* The exclusive lock is revalidated, too, if it was taken. */
     CHECK_INT(gd_locks_lease(t.a, 5, NULL), GD_OK);
     CHECK_INT(gd_locks_lock_exclusive(t.a, 5, NULL), GD_OK);
     CHECK_INT(gd_locks_revalidate(t.a, 5, NULL), GD_OK);
@@ -306,7 +307,7 @@ TEST_WITH(test_confirm, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_revalidate(t.a, 5, NULL), GD_BUSY);
 }
 
-/* Also for a process that believes that it has the lock. */
+/* This also holds for a process that assumes that it has the lock. */
 TEST_WITH(test_share_after_locks_were_lost, setup(&t), teardown(&t))
 {
     CHECK_INT(gd_locks_lock_shared(t.a, 4, NULL), GD_OK);
@@ -346,7 +347,7 @@ TEST_WITH(test_maintainer_lock, setup(&t), teardown(&t))
     CHECK(!scratch_exists(&t.x, "elsewhere"));
 }
 
-/* Says one character, and waits until it is killed. */
+/* Sends one character, and waits until it is killed. */
 static void
 tell_and_wait(int to, bool good)
 {
@@ -357,7 +358,8 @@ tell_and_wait(int to, bool good)
     _exit(1);
 }
 
-/* Another process sees what is held here, and what it holds goes with it. */
+/* Another process sees the locks that are held here, and its own go with
+ * it. */
 TEST(test_across_processes)
 {
     fixture t;
@@ -437,7 +439,7 @@ TEST_WITH(test_image_lock, setup(&t), teardown(&t))
 static int sleeps;
 static int sleeper_holds;
 
-/* The holder lets go while the other waits for the third time. */
+/* The holder releases the lock while the other waits for the third time. */
 static void
 sleep_and_let_go(const gd_env *env, unsigned ms)
 {
@@ -463,7 +465,7 @@ TEST_WITH(test_image_lock_is_waited_for, setup(&t), teardown(&t))
     gd_locks_unlock_image(t.x.env, fd);
 }
 
-/* Who looks for a volume shares the byte, and keeps a rename out. */
+/* A look-up of a volume shares the byte, and keeps a rename out. */
 TEST(test_names_lock)
 {
     const gd_env *env = gd_env_posix();
@@ -527,7 +529,7 @@ TEST_WITH(test_excluding_a_feature, setup(&t), teardown(&t))
         CHECK(is_free(&t, FEATURE_BYTE(known)));
     }
     CHECK(!is_free(&t, FEATURE_BYTE(3)));
-    /* A program of each age, alone: nothing stays locked but its own byte. */
+    /* A program of each age runs alone: only its own byte stays locked. */
     for (unsigned old = 0; old <= 2; old++) {
         CHECK_INT(raw_lock(&t, FEATURE_BYTE(old), F_RDLCK), 0);
         CHECK_INT(gd_locks_lock_features_exclusive(t.a, 2, &err), GD_BUSY);
@@ -536,7 +538,7 @@ TEST_WITH(test_excluding_a_feature, setup(&t), teardown(&t))
             CHECK(is_free(&t, FEATURE_BYTE(known)));
         }
     }
-    /* It knows the feature of number 1. */
+    /* That program knows the feature of number 1. */
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(2), F_RDLCK), 0);
     CHECK_INT(gd_locks_lock_features_exclusive(t.a, 1, &err), GD_OK);
     CHECK(strcmp(err.text, "as it was") == 0);
@@ -569,8 +571,8 @@ hold_features(const fixture *t)
     return child;
 }
 
-/* A killed process lets go of it, and a forked child that closes what it
- * inherited does not. */
+/* A killed process releases its byte; a forked child that closes inherited
+ * files does not. */
 TEST_WITH(test_feature_byte_across_processes, setup(&t), teardown(&t))
 {
     int status;
@@ -606,8 +608,8 @@ TEST_WITH(test_a_handle_holds_its_features, setup(&t), teardown(&t))
     CHECK(!is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT)));
     gd_repo_close(two);
     CHECK(is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT)));
-    /* While a newer program sets a feature, this one is not let in, and does
-     * not wait. */
+    /* While a newer program sets a feature, this one is refused, and does not
+     * wait. */
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(GD_FEATURE_COUNT), F_WRLCK), 0);
     CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, t.x.dir);

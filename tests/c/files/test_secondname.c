@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_secondname.c - the second name of a file that is being replaced, and
- * what each process does that finds one (N14).
+ * the steps of each process that finds one (N14).
  */
 #include "engine/files/secondname.h"
 
@@ -63,7 +63,7 @@ settle(const char *name)
     return gd_second_name_finish(x.env, x.root, &x.params, name, &x.err);
 }
 
-/* As a client does that replaces an open file and dies in between. */
+/* Does as a client that replaces an open file and dies in between. */
 static void
 lose_name(const char *name)
 {
@@ -127,7 +127,7 @@ TEST_WITH(test_n14_2_groups_are_listed_by_either_name, setup(true), teardown())
     }
     CHECK_INT(unlinkat(x.root, "groups/00000001", 0), 0);
     CHECK_INT(get("one"), GD_OK);
-    /* Nobody else gets the number. */
+    /* No other group gets the number. */
     gd_repo_close(repo);
     repo = scratch_repo(&x);
     CHECK_INT(put("two"), GD_OK);

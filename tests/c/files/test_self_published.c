@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_self_published.c - what was published here is known until the index is
- * emptied, and nothing that was noted while it was.
+ * test_self_published.c - entries published here are known until the index is
+ * emptied, and entries added meanwhile are not.
  */
 #include "engine/files/self_published.h"
 
@@ -39,7 +39,7 @@ TEST(test_ranges)
     CHECK(is_known(7, 20, 30));
     note(7, 30, 30);
     CHECK(is_known(7, 20, 30));
-    note(7 + GD_SELF_PUBLISHED_GROUPS, 0, 5); /* in its place */
+    note(7 + GD_SELF_PUBLISHED_GROUPS, 0, 5); /* replaces the other group */
     CHECK(is_known(7, 0, 0));
     note(GD_MAX_GROUP, 0, GD_MAX_SLOTS);
     CHECK(is_known(GD_MAX_GROUP, 0, GD_MAX_SLOTS));
@@ -55,7 +55,7 @@ TEST(test_epochs)
         gd_self_published_end_epoch(&own);
         CHECK(is_known(i, 0, 0));
         note(i, 0, 5); /* in no epoch */
-        gd_self_published_end_epoch(&own); /* of one who died, and again */
+        gd_self_published_end_epoch(&own); /* of a dead process, and again */
         gd_self_published_begin_epoch(&own);
         gd_self_published_begin_epoch(&own);
         CHECK(is_known(i, 0, 0));
@@ -66,7 +66,7 @@ TEST(test_epochs)
     }
 }
 
-/* Whatever is in the memory. */
+/* The memory may have any bytes. */
 TEST(test_garbage)
 {
     for (unsigned byte = 0; byte < 256; byte++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_slices.c - ranges of an object, out of files that a source brings.
+ * test_slices.c - ranges of an object, out of files that a source makes.
  */
 #include "engine/files/slices.h"
 
@@ -15,7 +15,7 @@ enum {
 
 typedef struct fixture {
     scratch x;
-    uint8_t *data; /* of the object */
+    uint8_t *data; /* the object's */
     gd_object object;
     gd_slices *slices;
     unsigned fetches, fetched; /* calls, and slices that they named */
@@ -110,7 +110,7 @@ TEST_WITH(test_ranges, setup(&t), teardown(&t))
     const struct {
         uint64_t offset;
         size_t length;
-        unsigned slices; /* that were not there before */
+        unsigned slices; /* that were missing */
     } ranges[] = {
         {GD_SLICE, 1, 1},           {0, GD_SLICE, 1},
         {GD_SLICE - 1, 2, 0},       {LENGTH - 1, 1, 1},
@@ -165,9 +165,9 @@ TEST_WITH(test_announcements, setup(&t), teardown(&t))
     gd_slices_expect(t.slices, &t.object, GD_SLICE - 1, 2);
     CHECK_INT(t.first, 0);
     CHECK_INT(t.expected, 2);
-    gd_slices_expect(t.slices, &t.object, 1, 1 << 30); /* ends with it */
+    gd_slices_expect(t.slices, &t.object, 1, 1 << 30); /* to its end */
     CHECK_INT(t.expected, 4);
-    /* Of what is there the source is not told. */
+    /* The source gets no request for slices that are there. */
     make_slice(&t, 1);
     t.expected = 0;
     gd_slices_expect(t.slices, &t.object, GD_SLICE, GD_SLICE);
@@ -197,7 +197,7 @@ TEST_WITH(test_counts, setup(&t), teardown(&t))
     CHECK_INT(counts.misses, 1);
 }
 
-/* Each call fails once: an error, or what was asked for. */
+/* Each call fails once: the result is an error, or the right bytes. */
 static bool
 fail_one(fault_call call, uint64_t n)
 {

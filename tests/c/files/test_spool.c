@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_spool.c - how an image comes into being and goes: the steps of N7.1,
- * N8, N9 and N11, their order, and what is left when one of them fails.
+ * test_spool.c - storing and deleting an image: the steps of N7.1, N8, N9 and
+ * N11, their order, and the files that are left when one of them fails.
  */
 #include "engine/files/spool.h"
 
@@ -13,10 +13,10 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
-/* ---- a table that keeps a record of the calls, in front of the scratch's.
+/* ---- a table that records the calls, in front of the scratch's.
  *
- * It can also pretend that a link that was made failed, and let something
- * happen before a call. ---- */
+ * It can also report a link that was made as failed, and run a function before
+ * a call. ---- */
 
 typedef struct watch {
     gd_env env;
@@ -39,7 +39,7 @@ note(const char *what, const char *name)
              used == 0 ? "" : ", ", what, name);
 }
 
-/* The name by which the descriptor was opened. */
+/* Returns the name by which the descriptor was opened. */
 static void
 note_descriptor(const char *what, int fd)
 {
@@ -103,8 +103,8 @@ watch_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
     return w.below->fstatat(w.below, dir, path, st);
 }
 
-/* fault_env finds itself behind the gd_env that it is called with: the calls
- * that the watch leaves alone must come with that one. */
+/* fault_env expects its own gd_env as an argument: the calls that the watch
+ * leaves alone must pass it. */
 #define FORWARDED(type, call, parameters, arguments)                          \
     static type through_##call parameters                                     \
     {                                                                         \
@@ -138,7 +138,7 @@ FORWARDED(void, release, (const gd_env *env, void *memory), (w.below, memory))
 static void
 through_sleep_ms(const gd_env *env, unsigned ms)
 {
-    (void)env, (void)ms; /* nobody waits here */
+    (void)env, (void)ms; /* no test waits here */
 }
 
 static void
@@ -174,7 +174,7 @@ teardown(void)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* ---- what the tests do ---- */
+/* ---- the tests' steps ---- */
 
 static gd_status
 create(const gd_env *env, gd_spool_writer *file)
@@ -182,7 +182,7 @@ create(const gd_env *env, gd_spool_writer *file)
     return gd_spool_create(env, x.root, GD_SPOOL_STORE, file, &x.err);
 }
 
-/* A complete recipe, of so many zeros, in a new spool file. */
+/* Makes a complete recipe, of so many zeros, in a new spool file. */
 static gd_spool_writer
 make_recipe(const char *image_id, uint64_t size)
 {
@@ -209,7 +209,7 @@ commit(const gd_spool_writer *file, const char *image_id, bool *linked)
     return gd_spool_commit(&w.env, x.root, file, image_id, linked, &x.err);
 }
 
-/* An image committed by another store operation that is over. */
+/* Commits an image by another store operation, which has ended. */
 static void
 store(const char *image_id, uint64_t size, uint8_t upload_id[GD_ID_SIZE])
 {
@@ -231,7 +231,7 @@ delete_image(const char *image_id, const uint8_t *upload_id)
                            &x.err);
 }
 
-/* Whether somebody else holds the byte of the file. */
+/* Returns true if another open file holds the byte of the file. */
 static bool
 is_locked(const char *name, uint64_t byte)
 {
@@ -280,7 +280,7 @@ TEST_WITH(test_create, setup(), teardown())
 static char seized[GD_NAME_SIZE];
 static int seized_fd;
 
-/* The maintainer takes the new file, not yet locked, for a dead one's. */
+/* The maintainer takes the new file, not yet locked, for a dead writer's. */
 static void
 seize(void)
 {
@@ -290,7 +290,7 @@ seize(void)
     CHECK_INT(env->lock(env, seized_fd, GD_BYTE_WRITER, F_WRLCK), 0);
 }
 
-/* The same, and it has finished with it before the lock is asked for. */
+/* The maintainer does the same, and has finished before the lock is tried. */
 static void
 seize_and_unlink(void)
 {
@@ -336,7 +336,7 @@ TEST_WITH(test_create_fails, setup(), teardown())
 }
 
 /* N7.1: another host's maintainer unlinks the file, and the next call of this
- * host reports that there is none. */
+ * host reports that it is missing. */
 TEST_WITH(test_create_of_what_is_gone, setup(), teardown())
 {
     static const fault_call calls[] = {FAULT_OPENAT, FAULT_FSTAT, FAULT_LOCK};
@@ -358,7 +358,7 @@ TEST_WITH(test_create_of_what_is_gone, setup(), teardown())
 
 /* ---- committing ---- */
 
-/* N8.2, N8.3: this order and no other. */
+/* N8.2, N8.3: the calls have exactly this order. */
 TEST(test_commit)
 {
     bool linked = false;
@@ -403,7 +403,7 @@ TEST(test_commit_of_a_bad_id)
     teardown();
 }
 
-/* What the name leads to decides, not what the call said. */
+/* The file that the name leads to decides, not the call's result. */
 TEST(test_link_made_but_reported_as_failed)
 {
     bool linked = false;
@@ -463,7 +463,7 @@ TEST(test_commit_fails)
     teardown();
 }
 
-/* Not even what the name leads to can be found out: the entry must stay. */
+/* The name cannot be looked up either: the spool file must stay. */
 TEST(test_commit_of_uncertain_outcome)
 {
     bool linked = false;
@@ -475,7 +475,7 @@ TEST(test_commit_of_uncertain_outcome)
     CHECK(linked);
     fault_env_heal(&x.f);
     gd_spool_discard(&w.env, x.root, &file);
-    /* The answer to a request that was repeated says nothing either. */
+    /* The answer to a request that was repeated proves nothing either. */
     linked = false;
     file = make_recipe("a", 4096);
     w.link_lies_with_eexist = true;
@@ -501,7 +501,7 @@ TEST(test_is_read)
     CHECK(!gd_spool_is_read(&w.env, x.root, "a"));
     CHECK_INT(env->lock(env, fd, GD_BYTE_USERS, F_RDLCK), 0);
     CHECK(gd_spool_is_read(&w.env, x.root, "a"));
-    /* Nothing was taken, or this would be refused. */
+    /* There is no lock left, or this would be refused. */
     CHECK_INT(env->lock(env, fd, GD_BYTE_USERS, F_WRLCK), 0);
     CHECK(gd_spool_is_read(&w.env, x.root, "a"));
     close(fd);
@@ -510,7 +510,7 @@ TEST(test_is_read)
     CHECK(!gd_spool_is_read(&w.env, x.root, "a/b"));
     CHECK_INT(symlinkat("a", x.root, "images/link"), 0);
     CHECK(!gd_spool_is_read(&w.env, x.root, "link"));
-    /* Where it cannot be told the image may be read. */
+    /* If the lock cannot be read, the image may be in use. */
     fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
     CHECK(gd_spool_is_read(&w.env, x.root, "a"));
     fault_env_fail(&x.f, FAULT_OPENAT, 1, EACCES, false);
@@ -563,8 +563,8 @@ replace_meanwhile(void)
     store("a", 8192, NULL);
 }
 
-/* N11: deleted, or deleted and stored anew, between opening and locking, and
- * between locking and the look at the name. */
+/* N11: deleted, or deleted and stored again, between opening and locking, and
+ * between locking and the look-up of the name. */
 TEST_WITH(test_open_during_delete, setup(), teardown())
 {
     gd_recipe recipe;
@@ -585,7 +585,7 @@ TEST_WITH(test_open_during_delete, setup(), teardown())
             CHECK_INT(gd_recipe_open(x.env, fd, "images/a", &x.params, "a",
                                      &recipe, &x.err),
                       GD_OK);
-            CHECK_INT(recipe.header.size, 8192); /* the new one */
+            CHECK_INT(recipe.header.size, 8192); /* the new image */
             w.env.close(&w.env, fd);
             delete_meanwhile();
         }
@@ -609,7 +609,7 @@ TEST_WITH(test_delete, setup(), teardown())
     CHECK(!scratch_exists(&x, "images/a"));
     CHECK_INT(scratch_count(&x, "spool", "T-", NULL), 1);
     CHECK_INT(scratch_count(&x, "spool", "D-", name), 1);
-    /* The reader reads on, and is seen to. */
+    /* The reader can read on, and is detected. */
     gd_recipe recipe;
     CHECK_INT(gd_recipe_open(x.env, fd, "images/a", &x.params, "a", &recipe,
                              &x.err),
@@ -638,15 +638,15 @@ TEST_WITH(test_delete_of_an_upload, setup(), teardown())
     CHECK_INT(delete_image("a", first), GD_NOTFOUND);
     store("a", 4096, second);
     CHECK_INT(delete_image("a", first), GD_NOTFOUND);
-    /* A damaged recipe has no upload; without one named it can go. */
+    /* A damaged recipe has no upload id; a delete without one removes it. */
     scratch_flip(&x, "images/a", 100, 1);
     CHECK_INT(delete_image("a", second), GD_CORRUPT);
     CHECK(scratch_exists(&x, "images/a"));
     CHECK_INT(delete_image("a", NULL), GD_OK);
 }
 
-/* Each step failing: as long as images/ has the name the image is whole, and
- * another delete ends it; once linked, the spool entry stays. */
+/* Each of the steps fails: as long as images/ has the name the image is whole,
+ * and another delete completes it; once linked, the spool file stays. */
 TEST(test_delete_fails)
 {
     static const struct {
@@ -714,7 +714,7 @@ unlink_and_look(const gd_env *env, int dir, const char *name)
     return real_unlinkat(env, dir, name);
 }
 
-/* N9.7: until then no merge may take the name. */
+/* N9.7: no merge may take the name before that. */
 TEST_WITH(test_delete_keeps_the_image_lock, setup(), teardown())
 {
     store("a", 4096, NULL);
@@ -726,8 +726,8 @@ TEST_WITH(test_delete_keeps_the_image_lock, setup(), teardown())
 
 /* ---- races ---- */
 
-/* Four processes: of those that commit one id, one succeeds; of those that
- * delete it, one. */
+/* There are four processes: of those that commit one id, one succeeds; of
+ * those that delete it, one. */
 TEST_WITH(test_races, setup(), teardown())
 {
     enum { PROCESSES = 4, ROUNDS = 40 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_spoolfile.c - entries of the spool, and recipes, as the maintainer
- * meets them: what they are, whether they live, who is using them, and that
- * nothing but the file that was opened is ever removed.
+ * test_spoolfile.c - spool files and recipes as the maintainer finds them:
+ * their kinds, whether they are live or in use, and that only the file that
+ * was opened is ever removed.
  */
 #include "engine/files/spoolfile.h"
 
@@ -54,7 +54,7 @@ delete(fixture *t, const char *image_id)
                            &t->x.err);
 }
 
-/* Opens the one entry of that kind. */
+/* Opens the only spool file of that kind. */
 static gd_status
 open_kind(fixture *t, const char *prefix)
 {
@@ -81,7 +81,7 @@ is_live(fixture *t)
 
 static fixture t;
 
-/* ---- what is there ---- */
+/* ---- listing ---- */
 
 TEST_WITH(test_listing, setup(&t), teardown(&t))
 {
@@ -163,8 +163,9 @@ TEST_WITH(test_committed, setup(&t), teardown(&t))
               GD_NOTFOUND);
 }
 
-/* N4.3: an entry that was not complete at the first look is committed before
- * the second.  Taken for a dead one its blocks would be freed. */
+/* N4.3: a spool file that was not complete when it was opened is committed
+ * before it is checked. If it counted as a dead writer's, its blocks would be
+ * freed. */
 TEST_WITH(test_completed_between_two_looks, setup(&t), teardown(&t))
 {
     gd_transaction *transaction;
@@ -186,7 +187,7 @@ TEST_WITH(test_completed_between_two_looks, setup(&t), teardown(&t))
     gd_spool_file_close(&t.entry);
 }
 
-/* A look that failed is an error and never "not live". */
+/* A failed check is an error and never "not live". */
 TEST_WITH(test_a_look_that_fails, setup(&t), teardown(&t))
 {
     bool live;
@@ -208,7 +209,7 @@ TEST_WITH(test_a_look_that_fails, setup(&t), teardown(&t))
     CHECK_INT(t.entry.fd, -1);
 }
 
-/* N3: the two bytes, apart; in use by others, and no more. */
+/* N3: the two bytes are separate; they show use by others, and no more. */
 TEST_WITH(test_locks, setup(&t), teardown(&t))
 {
     gd_image *image;
@@ -252,7 +253,7 @@ check_damage(fixture *t, const char *words)
     gd_spool_file_close(&t->entry);
 }
 
-/* Makes the header page's checksum right again. */
+/* Corrects the header page's checksum. */
 static void
 seal_header(const scratch *x, const char *name)
 {
@@ -271,7 +272,7 @@ TEST_WITH(test_damaged_headers, setup(&t), teardown(&t))
     scratch_read(&t.x, name, page, sizeof page, 0);
     scratch_flip(&t.x, name, 100, 1);
     check_damage(&t, "checksum is wrong");
-    CHECK_INT(open_image(&t, "one"), GD_OK); /* it opens, and says so */
+    CHECK_INT(open_image(&t, "one"), GD_OK); /* it opens, and reports that */
     CHECK_CONTAINS(t.entry.damage.text, "images/one");
     gd_spool_file_close(&t.entry);
     scratch_flip(&t.x, name, 100, 1);
@@ -293,7 +294,8 @@ TEST_WITH(test_damaged_headers, setup(&t), teardown(&t))
     check_damage(&t, "pages");
 }
 
-/* Never written: not damage, unless the recipe was committed. */
+/* A page that was never written is no damage, unless the recipe was
+ * committed. */
 TEST(test_incomplete)
 {
     static const uint8_t zeros[2 * GD_RECIPE_PAGE];
@@ -315,7 +317,7 @@ TEST(test_incomplete)
         CHECK(!t.entry.complete && t.entry.damage.status == GD_CORRUPT);
         gd_spool_file_close(&t.entry);
     }
-    /* A group's file is no recipe, whatever is in it. */
+    /* A group's file is no recipe, whatever its content. */
     scratch_write(&t.x, "spool/G-000000000000000000000000000000aa", "GD", 2,
                   0);
     CHECK_INT(open_kind(&t, "G-"), GD_OK);
@@ -334,7 +336,7 @@ TEST(test_strange_files)
     CHECK_INT(open_kind(&t, "T-"), GD_IO);
     CHECK_INT(unlinkat(t.x.root, name, 0), 0);
     CHECK_INT(mknodat(t.x.root, name, S_IFIFO | 0600, 0), 0);
-    CHECK_INT(open_kind(&t, "T-"), GD_OK); /* nor does it wait */
+    CHECK_INT(open_kind(&t, "T-"), GD_OK); /* opening does not wait, either */
     CHECK_CONTAINS(t.entry.damage.text, "is not a file");
     gd_spool_file_close(&t.entry);
     teardown(&t);
@@ -383,7 +385,7 @@ TEST_WITH(test_runs, setup(&t), teardown(&t))
     gd_spool_file_close(&t.entry);
 }
 
-/* A recipe of the extents given, in images/ and well sealed. */
+/* Makes a recipe of the extents given, in images/ and with right checksums. */
 static gd_status
 runs_of(fixture *t, const gd_extent *extents, uint32_t count, uint64_t size)
 {
@@ -432,8 +434,8 @@ runs_of(fixture *t, const gd_extent *extents, uint32_t count, uint64_t size)
     return s;
 }
 
-/* Extents that would make the accounts count what is not there, or leave out
- * what is. */
+/* With these extents the accounting would count missing blocks, or leave some
+ * out. */
 TEST_WITH(test_hostile_extents, setup(&t), teardown(&t))
 {
     static gd_extent extents[200];
@@ -460,7 +462,7 @@ TEST_WITH(test_hostile_extents, setup(&t), teardown(&t))
     CHECK_INT(runs_of(&t, extents, 200, 200 * BLOCK), GD_CORRUPT);
 }
 
-/* ---- settling ---- */
+/* ---- completing operations ---- */
 
 TEST_WITH(test_unlink, setup(&t), teardown(&t))
 {
@@ -470,7 +472,7 @@ TEST_WITH(test_unlink, setup(&t), teardown(&t))
     CHECK_INT(scratch_count(&t.x, "spool", "T-", NULL), 0);
     CHECK(scratch_exists(&t.x, "images/one") && is_live(&t));
     CHECK_INT(gd_spool_file_unlink(&t.entry, &t.x.err), GD_NOTFOUND);
-    /* Another file of that name is not ours to remove. */
+    /* Another file of that name must not be removed. */
     scratch_write(&t.x, t.entry.name, "x", 1, 0);
     CHECK_INT(gd_spool_file_unlink(&t.entry, &t.x.err), GD_NOTFOUND);
     CHECK(scratch_exists(&t.x, t.entry.name));
@@ -488,7 +490,7 @@ TEST_WITH(test_set_aside, setup(&t), teardown(&t))
     CHECK(strcmp(trace, "linkat fsync") == 0);
     CHECK_INT(strncmp(name, "quarantine/one-", 15), 0);
     CHECK(gd_same_file(t.x.env, t.entry.fd, t.x.root, name));
-    CHECK(is_live(&t)); /* what it was called stays */
+    CHECK(is_live(&t)); /* the first name stays */
     CHECK_INT(gd_spool_file_set_aside(&t.entry, second, &t.x.err), GD_OK);
     CHECK(strcmp(name, second) != 0);
     fault_env_fail(&t.x.f, FAULT_FSYNC, 1, EIO, false);
@@ -502,7 +504,7 @@ TEST_WITH(test_set_aside, setup(&t), teardown(&t))
               GD_NOTFOUND);
     CHECK_INT(scratch_count(&t.x, "quarantine", "", NULL), before);
     gd_spool_file_close(&t.entry);
-    /* The longest id there is has room. */
+    /* The longest id has room. */
     char id[GD_IMAGE_ID_MAX + 1];
     memset(id, 'i', sizeof id - 1);
     id[sizeof id - 1] = '\0';
@@ -533,7 +535,7 @@ TEST_WITH(test_delete, setup(&t), teardown(&t))
     CHECK(strcmp(trace, "linkat fsync unlinkat fsync") == 0);
     CHECK(!scratch_exists(&t.x, "images/one"));
     CHECK_INT(scratch_count(&t.x, "spool", "D-", NULL), 1);
-    /* A new upload of the id is not what was opened. */
+    /* A new upload of the id is another file than the open one. */
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(gd_spool_file_delete(&t.entry, &t.x.err), GD_NOTFOUND);
     CHECK(scratch_exists(&t.x, "images/one"));
@@ -560,7 +562,7 @@ TEST_WITH(test_the_same_file, setup(&t), teardown(&t))
     t.entry.modified++;
     CHECK(!is_same(&t, "one"));
     t.entry.modified--;
-    /* What cannot be told is read again. */
+    /* If the check fails, the file is read again. */
     fault_env_fail(&t.x.f, FAULT_FSTATAT, 1, EIO, false);
     CHECK(!is_same(&t, "one"));
     CHECK(is_same(&t, "one"));

@@ -42,8 +42,8 @@ TEST(test_one_cut)
     CHECK_INT(c.next(&c, data, 1024, 0, true), 512);
 }
 
-/* Streams of every length around a few blocks, given in portions of every
- * kind: all blocks are whole but the last. */
+/* Streams of every length around a few blocks come in all kinds of portions:
+ * all blocks are whole but the last. */
 TEST(test_streams)
 {
     enum { SIZE = 512, MAX_COUNT = 4 * SIZE + 2 };

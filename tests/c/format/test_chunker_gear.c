@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_chunker_gear.c - content-defined cuts: against their reference, and what
- * they are for.
+ * test_chunker_gear.c - content-defined cuts: against their reference, and
+ * their purpose.
  */
 #include "engine/format/chunker.h"
 
@@ -76,8 +76,8 @@ fill_mixed(uint8_t *out, size_t length, uint64_t seed)
 
 /* ---- against the reference ---- */
 
-/* The bytes have to themselves what malloc gives, so that the address sanitizer
- * sees a read beyond them. */
+/* The bytes have a block of malloc to themselves, so that the address
+ * sanitizer sees a read beyond them. */
 static size_t
 ask(const uint8_t *data, size_t len, size_t known, bool last)
 {
@@ -106,7 +106,7 @@ TEST(test_reference)
     }
 }
 
-/* However many bytes are at hand, and however many of them were before. */
+/* The cuts do not depend on how many bytes are at hand, or were before. */
 TEST(test_what_is_at_hand)
 {
     static uint8_t data[3 * MAXIMUM];
@@ -114,7 +114,7 @@ TEST(test_what_is_at_hand)
         fill_mixed(data, sizeof data, seed);
         memset(data, 0, seed % 4 == 0 ? seed * 50 : 0);
         size_t cut = gd_chunker_next_scalar(&c, data, sizeof data, false);
-        size_t few = 0; /* bytes that were too few */
+        size_t few = 0; /* too few bytes for a cut */
         REQUIRE(cut > 0);
         for (size_t len = 0; len < cut + 200; len += 1 + len % 13) {
             size_t found = ask(data, len, 0, false);
@@ -125,13 +125,13 @@ TEST(test_what_is_at_hand)
                       found == 0 ? len : found);
             few = found == 0 ? len : few;
         }
-        CHECK(few + 13 >= cut); /* it waits for no more than it needs */
+        CHECK(few + 13 >= cut); /* it needs no more bytes than necessary */
     }
 }
 
-/* ---- what it is for ---- */
+/* ---- the purpose ---- */
 
-/* The ends of blocks in data[0..len), as marks. */
+/* Marks the ends of blocks in data[0..len). */
 static size_t
 mark_ends(const uint8_t *data, size_t len, uint8_t *marks)
 {
@@ -144,7 +144,7 @@ mark_ends(const uint8_t *data, size_t len, uint8_t *marks)
     return blocks;
 }
 
-/* Behind bytes that were put in or taken out, cuts soon are where they were. */
+/* Behind inserted or removed bytes, the cuts are soon the same again. */
 TEST(test_resynchronises)
 {
     static uint8_t data[SIZE], moved[SIZE + 6000];
@@ -180,12 +180,12 @@ TEST(test_lengths)
         at += cut;
         blocks++;
     }
-    /* Most are near the average. */
+    /* Most blocks are near the average. */
     CHECK(blocks > SIZE / AVERAGE * 3 / 4 && blocks < SIZE / AVERAGE * 5 / 4);
     CHECK(close > blocks * 3 / 4);
 }
 
-/* Where zeros end a block begins, wherever they are. */
+/* A block begins where zeros end, wherever they are. */
 TEST(test_zeros)
 {
     static uint8_t data[8 * MAXIMUM];
@@ -208,8 +208,8 @@ TEST(test_zeros)
     CHECK(c.next(&c, data, sizeof data, 0, false) != MINIMUM - 1);
 }
 
-/* A repository is cut like this for ever.  (tests/support/gear_reference.py, which was written
- * from the format alone, has the same.) */
+/* The repository's cuts must never change. (tests/support/gear_reference.py,
+ * which was written from the format alone, has the same.) */
 TEST(test_golden)
 {
     static const size_t expected[] = {1062, 1286, 2291, 1191, 1376, 1063, 366,

@@ -50,7 +50,7 @@ check_vector(gd_hasher *hasher, const void *data, size_t len,
     CHECK_CONTAINS(hex, padded);
 }
 
-/* The id, and then the data: as if they were one. */
+/* Hashes the id, and then the data, as if they were one. */
 static void
 check_scope(gd_hasher *hasher, const uint8_t *data)
 {
@@ -67,7 +67,8 @@ check_scope(gd_hasher *hasher, const uint8_t *data)
     }
 }
 
-/* Each vector twice and between others: a hasher starts anew every time. */
+/* Each vector is hashed twice and between others: a hasher starts again every
+ * time. */
 static void
 check_digest(const char *name, bool cryptographic, const char *empty,
              const char *abc, const char *pattern)
@@ -232,7 +233,8 @@ close_many(many *m)
     free(m->data);
 }
 
-/* Each as if it were asked for alone, and nothing written behind the last. */
+/* Each digest is as if it were computed alone, and no byte behind the last is
+ * written. */
 static void
 check_many(many *m, const gd_scope *scope, size_t count)
 {
@@ -285,7 +287,7 @@ TEST(test_many)
     }
 }
 
-/* Each allocation fails once, also those that only make it quicker. */
+/* Each allocation fails once, even those that only save time. */
 TEST(test_many_without_memory)
 {
     static const gd_scope scope = {{9, 8, 7}};
@@ -335,7 +337,7 @@ TEST(test_refusals)
               GD_INVALID);
 }
 
-/* Python's ssl module takes what it finds in the queue for its own error. */
+/* Python's ssl module takes errors that it finds in the queue for its own. */
 TEST(test_openssl_queue_stays_clean)
 {
     gd_digest *digest;

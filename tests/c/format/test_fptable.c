@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_fptable.c - entries: known bytes, no flipped bit passes, bounds; and
- * the table in memory finds what was put in, and nothing else.
+ * the table in memory finds exactly the added entries.
  */
 #include "engine/format/fptable.h"
 
@@ -55,7 +55,7 @@ through_disk(const gd_entry *entry, const gd_entry_bounds *bounds)
     return back;
 }
 
-/* ---- places ---- */
+/* ---- addresses ---- */
 
 TEST(test_places)
 {
@@ -220,7 +220,7 @@ TEST(test_bounds)
     }
 }
 
-/* Whatever the bytes, with a right checksum: never more than the bounds. */
+/* Any bytes with a right checksum decode within the bounds. */
 TEST(test_hostile_entries)
 {
     uint64_t state = 77;
@@ -243,7 +243,8 @@ TEST(test_hostile_entries)
 
 /* ---- in memory ---- */
 
-/* n fingerprints; some places are the same in the table. */
+/* Returns n-th fingerprints, some of which have the same place in the
+ * table. */
 static gd_fingerprint
 numbered(unsigned n)
 {
@@ -295,7 +296,7 @@ TEST(test_build)
         CHECK(!there || last == slot);
         CHECK_INT(gd_fptable_matches(store, slot, &fp), there);
         CHECK(!gd_fptable_matches(store, slot == 0 ? 1 : slot - 1, &fp));
-        /* What is not live is not a block of zeros, either. */
+        /* A slot that is not live is not a block of zeros, either. */
         fp = (gd_fingerprint){{0}};
         CHECK_INT(gd_fptable_matches(store, slot, &fp), slot == 0);
     }
@@ -310,7 +311,7 @@ TEST(test_build)
     free(raw);
 }
 
-/* Several slots with one fingerprint; the table filled to its last slot. */
+/* Several slots have one fingerprint; the table is filled to its last slot. */
 TEST(test_add)
 {
     enum { SLOTS = 64 };
@@ -347,7 +348,7 @@ TEST(test_add)
     fault_env_destroy(&f);
 }
 
-/* The longest way that a look-up, or an addition, may go in the index. */
+/* Returns the longest probe sequence of a look-up, or an addition. */
 static uint32_t
 longest_probe(const gd_fptable *store)
 {
@@ -359,9 +360,9 @@ longest_probe(const gd_fptable *store)
     return longest;
 }
 
-/* Fingerprints that somebody chose so that they would all have one place, if
- * places were known: kind 0, the exclusive or of their halves is the same; 1 and
- * 2, they differ in a few bits, low or high; 3, they are all the same. */
+/* An attacker could choose these fingerprints so that all have one place, if
+ * places were known: kind 0, the exclusive or of their halves is the same; 1
+ * and 2, they differ in a few bits, low or high; 3, they are all the same. */
 static gd_fingerprint
 crafted(int kind, uint32_t number)
 {
@@ -398,7 +399,7 @@ TEST(test_crafted_fingerprints)
         for (uint32_t slot = 0; slot < SLOTS; slot++) {
             gd_fingerprint fp = crafted(kind, slot);
             gd_fptable_add(store, slot, &fp);
-            /* One such store would take seconds for each upload. */
+            /* One such table would take seconds for each upload. */
             REQUIRE(slot % 1024 != 0 || longest_probe(store) < FAR);
         }
         CHECK(longest_probe(store) < FAR);

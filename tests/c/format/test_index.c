@@ -93,7 +93,7 @@ TEST(test_sort)
             qsort(wanted, count, R, compare);
             CHECK_INT(gd_index_sort(&f.env, records, count, NULL), GD_OK);
             CHECK(memcmp(records, wanted, count * R) == 0);
-            /* Sorted but for one that goes all the way. */
+            /* The records are sorted but for one that moves all the way. */
             for (size_t i = 0; i < count; i++) {
                 memcpy(records + (i + 1) % count * R, wanted + i * R, R);
             }

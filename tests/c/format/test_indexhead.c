@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_indexhead.c - files of the exact index: their bytes are those that
- * format-derived.rst describes, and nothing else is believed.
+ * format-derived.rst describes, and others are refused.
  */
 #include "engine/format/indexhead.h"
 
@@ -54,7 +54,7 @@ TEST(test_bytes)
           back.flags == head.flags);
 }
 
-/* Every byte is looked at, and so are name, catalog and length. */
+/* Every byte is checked, and so are name, catalog and length. */
 TEST(test_what_is_refused)
 {
     uint8_t raw[GD_INDEX_HEAD];
@@ -230,7 +230,7 @@ TEST(test_pairs_and_cursors_of_a_frame)
     CHECK_INT(check_items(GD_INDEX_CURSORS, items, 1, NULL), GD_CORRUPT);
 }
 
-/* A frame in another's place is noticed, and so is any changed bit. */
+/* A frame in another's place is detected, and so is any changed bit. */
 TEST(test_checksum)
 {
     uint8_t items[GD_INDEX_RECORD + 8];

@@ -62,7 +62,7 @@ TEST(test_vectors)
     CHECK_INT(ERR_peek_error(), 0);
 }
 
-/* Each bit of the data and of the key counts, also in the last bytes, which
+/* Each bit of the data and of the key counts, even in the last bytes, which
  * fill no block of the cipher. */
 TEST(test_each_bit_counts)
 {
@@ -142,7 +142,7 @@ TEST(test_without_memory)
 int
 main(int argc, char **argv)
 {
-    /* Only before OpenSSL has allocated anything. */
+    /* This is possible only before OpenSSL's first allocation. */
     if (CRYPTO_set_mem_functions(own_malloc, own_realloc, own_free) != 1) {
         return 1;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_names.c - the names of files: made as format.rst says, and nothing that
- * could lead elsewhere is ever made of an id.
+ * test_names.c - the names of files are those of format.rst, and no id gives a
+ * name that leads elsewhere.
  */
 #include "engine/format/names.h"
 
@@ -64,7 +64,7 @@ TEST(test_image_names)
     CHECK_CONTAINS(err.text, "none");
 }
 
-/* All other bytes, at the start, in the middle and at the end. */
+/* All other bytes are refused, at the start, in the middle and at the end. */
 TEST(test_characters_of_image_ids)
 {
     static const char good[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -92,7 +92,7 @@ TEST(test_spool_names)
     CHECK(strcmp(name, "spool/G-0001abff000000000000000000000010") == 0);
 }
 
-/* Made and parsed, each kind there and back. */
+/* Names of each kind are made and parsed. */
 TEST(test_parsed_spool_names)
 {
     static const gd_spool_kind kinds[] = {

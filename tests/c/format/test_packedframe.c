@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_packedframe.c - packed frames are as format-derived.rst says, take as few
- * bits as it says, and nothing else is believed.
+ * test_packedframe.c - packed frames are as in format-derived.rst, take as few
+ * bits as it requires, and other bytes are refused.
  */
 #include "engine/format/packedframe.h"
 
@@ -50,7 +50,7 @@ comes_back(bool padded)
            memcmp(f.records, f.back, f.count * GD_INDEX_RECORD) == 0;
 }
 
-/* A sequence that looks random, and is the same everywhere. */
+/* Returns a sequence that looks random, and is the same everywhere. */
 static uint64_t
 next_number(uint64_t *state)
 {
@@ -95,7 +95,7 @@ TEST(test_one_record_and_the_widest)
     CHECK_INT(f.length, HEAD + 26 + 8);
 }
 
-/* Any widths: the last records end at each bit of a byte. */
+/* With any widths, the last records end at each bit of a byte. */
 TEST(test_widths)
 {
     uint64_t state = 1;
@@ -113,7 +113,8 @@ TEST(test_widths)
     }
 }
 
-/* As many as it says, of random fingerprints and addresses: 68 bits each. */
+/* A full frame has the promised number of random fingerprints and addresses:
+ * 68 bits each. */
 TEST(test_a_full_frame)
 {
     enum { RECORDS = 1000000 };
@@ -131,7 +132,7 @@ TEST(test_a_full_frame)
     CHECK(comes_back(false));
     CHECK(f.length <= GD_PACKED_FRAME);
     CHECK(f.length > GD_PACKED_FRAME - 16);
-    /* What did not fit changed nothing, and begins the next frame. */
+    /* A record that did not fit changed nothing, and begins the next frame. */
     gd_frame_shape before = f.shape;
     CHECK(!add(UINT64_MAX, UINT64_C(0xffffffffff)));
     CHECK(memcmp(&before, &f.shape, sizeof before) == 0);
@@ -143,7 +144,7 @@ TEST(test_a_full_frame)
     CHECK(comes_back(false));
 }
 
-/* Every byte is looked at. */
+/* Every byte is checked. */
 TEST(test_damage)
 {
     begin();

@@ -41,7 +41,7 @@ has_pair(const uint8_t *pairs, size_t count, pair wanted)
     return false;
 }
 
-/* Strictly in order, so each once. */
+/* Returns true if the pairs are strictly in order, so each is there once. */
 static bool
 in_order(const uint8_t *pairs, size_t count)
 {
@@ -55,7 +55,7 @@ in_order(const uint8_t *pairs, size_t count)
     return true;
 }
 
-/* Blocks of a few groups: their addresses, and what is known of each. */
+/* Blocks of a few groups: their addresses, and the facts about each. */
 typedef struct fixture {
     uint64_t seed;
     uint8_t addresses[ADDRESSES * 8];
@@ -246,7 +246,7 @@ TEST(test_judging)
     }
 }
 
-/* The lengths are looked at, too, and all of the fingerprint. */
+/* The lengths are compared, too, and all of the fingerprint. */
 TEST(test_what_is_equal)
 {
     fixture t;
@@ -298,7 +298,7 @@ TEST(test_revising)
     }
 }
 
-/* Of the class of a kept block: 0 if nothing is to be replaced. */
+/* Returns the address that replaces a kept block's class; 0 for none. */
 static uint64_t
 stays_in(const fixture *t, const uint8_t *sorted, size_t count, uint64_t kept)
 {
@@ -327,7 +327,7 @@ TEST(test_choosing)
         uint8_t out[2 * MAX_COUNT * GD_REPLACEMENT_SIZE];
         size_t n, wanted = 0;
         begin(&t, round);
-        /* The index knows a kept block as no other's, and not its own. */
+        /* The index has a kept block as no other's, and not as its own. */
         for (size_t i = 0; i < t.count; i++) {
             put_pair(t.pairs, i, address_number(&t, i % 4 * 5),
                      address_number(&t, 5 * (i % 5) + 1 + i % 3));
@@ -404,7 +404,8 @@ TEST(test_replacements)
     CHECK_INT(gd_pairs_sort_replacements(r, 0), 0);
 }
 
-/* As simply as can be: each old address once, and none that is new, too. */
+/* The simplest implementation has each old address once, and none that is also
+ * new. */
 TEST(test_any_replacements)
 {
     enum { REPLACEMENTS = 60 };
@@ -414,7 +415,8 @@ TEST(test_any_replacements)
         bool is_old[200] = {false};
         size_t wanted = 0;
         for (size_t i = 0; i < REPLACEMENTS; i++) {
-            /* In order in some rounds; new addresses go to and fro. */
+            /* They are in order in some rounds; new addresses go to and
+             * fro. */
             uint64_t old = round % 2 ? i * 3 : next_random(&seed) % 200;
             put_replacement(r, i, old, 199 - (old * 7 + round) % 200);
             is_old[old] = true;

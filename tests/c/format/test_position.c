@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_position.c - a position keeps its rules whatever is done to it, is the
- * same after encoding and decoding, and nothing else is decoded.
+ * test_position.c - a position keeps its rules after any call, is the same
+ * after encoding and decoding, and no other bytes are decoded.
  */
 #include "engine/format/position.h"
 
@@ -90,7 +90,7 @@ TEST(test_limits)
     check_round_trip();
 }
 
-/* With the right checksum, as whoever writes to the file could make it. */
+/* The checksum is right, as an attacker who writes to the file can make it. */
 static bool
 is_taken(void)
 {

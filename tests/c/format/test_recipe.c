@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_recipe.c - recipes: known bytes, what is merged into one extent, many
- * pages, seeking, and that no damaged, exchanged or hostile page is believed.
+ * test_recipe.c - recipes: known bytes, merging into one extent, many pages,
+ * seeking, and that damaged, exchanged or hostile pages are refused.
  */
 #include "engine/format/recipe.h"
 
@@ -164,7 +164,7 @@ TEST_WITH(test_known_bytes, setup(&t), teardown(&t))
     CHECK(memcmp(back, &t.header, sizeof t.header) == 0);
 }
 
-/* What is no hash is none, and the image can be read all the same. */
+/* An invalid hash is ignored, and the image can be read all the same. */
 TEST_WITH(test_hash, setup(&t), teardown(&t))
 {
     static const golden known[] = {{0, "06000200736861353132"}, {36, "abcd"}};
@@ -205,7 +205,7 @@ TEST_WITH(test_empty_image, setup(&t), teardown(&t))
     CHECK_INT(page.number, 0);
 }
 
-/* Until it is finished, its first page is no header. */
+/* Until the recipe is finished, its first page is no header. */
 TEST_WITH(test_incomplete, setup(&t), teardown(&t))
 {
     CHECK_INT(open_recipe(&t), GD_CORRUPT);
@@ -282,8 +282,8 @@ TEST_WITH(test_longest_extent, setup(&t), teardown(&t))
 
 static gd_extent expected[10000];
 
-/* An image of so many extents, no two of which can be merged; what they should
- * be is in expected. */
+/* Writes an image of so many extents, no two of which can be merged; their
+ * expected values are in expected. */
 static void
 write_extents(fixture *t, uint32_t count)
 {
@@ -326,9 +326,9 @@ check_seek(fixture *t, uint64_t offset, uint32_t wanted)
     }
 }
 
-/* Around the borders of a page, of the writer's buffer of sixteen, and of the
- * binary search: every extent is read back, and found by its first and by its
- * last byte. */
+/* The counts are around the borders of a page, of the writer's buffer of
+ * sixteen, and of the binary search: every extent is read back, and found by
+ * its first and by its last byte. */
 TEST_WITH(test_many_pages, setup(&t), teardown(&t))
 {
     static const uint32_t counts[] = {1,    2,    101,  102,  103,
@@ -377,7 +377,7 @@ TEST(test_pages_that_are_not_there)
 
 /* ---- damage ---- */
 
-/* The first error in reading all of it; GD_OK if there is none. */
+/* Returns the first error in reading all of it; GD_OK if there is none. */
 static gd_status
 read_all(fixture *t)
 {
@@ -538,7 +538,7 @@ TEST(test_bounds_of_the_header)
     teardown(&t);
 }
 
-/* Even with as many pages as it says, a seek ends. */
+/* A seek ends even if the recipe has as many pages as its header has. */
 TEST_WITH(test_more_pages_than_bytes, setup(&t), teardown(&t))
 {
     gd_recipe_page page;
@@ -617,7 +617,7 @@ TEST(test_bounds_of_extents)
     teardown(&t);
 }
 
-/* Any bytes under a right checksum: an error, or what is within bounds. */
+/* Any bytes with a right checksum give an error, or values within bounds. */
 TEST(test_hostile_pages)
 {
     fixture t;

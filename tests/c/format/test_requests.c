@@ -21,7 +21,7 @@ TEST(test_make)
 {
     uint8_t scanned[3 * GD_SCANNED_SIZE] = {0};
     memset(scanned, 0xa1, GD_FINGERPRINT_SIZE);
-    /* The second block is zeros, which nobody asks for. */
+    /* The second block is zeros, which is not requested. */
     memset(scanned + 2 * GD_SCANNED_SIZE, 0xb2, GD_FINGERPRINT_SIZE);
     CHECK_INT(gd_requests_make(scanned, 3, (UINT64_C(7) << 28) + 5, out), 2);
     CHECK_INT(gd_index_key(out), UINT64_C(0xa1a1a1a1a1a1a1a1));
@@ -48,7 +48,7 @@ TEST(test_split)
                 const uint8_t *record = out + at * R;
                 CHECK_INT(gd_requests_part_of_key(gd_index_key(record), parts),
                           part);
-                /* Stable: in the order in which they came. */
+                /* The sort is stable: equal records stay in their order. */
                 CHECK(i == 0 || gd_index_address(record) > last);
                 last = gd_index_address(record);
             }
@@ -59,7 +59,7 @@ TEST(test_split)
     CHECK(!gd_requests_split(records, MAX_COUNT, 10, 0, 9, counts, out));
 }
 
-/* Few keys, so that many are asked for several times. */
+/* There are few keys, so that many are requested several times. */
 static const gd_item *
 some_requests(size_t count, uint64_t seed)
 {

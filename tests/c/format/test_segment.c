@@ -93,7 +93,7 @@ scribble(size_t at)
     return area[at];
 }
 
-/* The checksum is that of the format, whatever earlier calls left on the
+/* The checksum is that of the format, whatever bytes earlier calls left on the
  * stack: xxHash's streaming state keeps a seed's secret from one use to the
  * next. */
 TEST(test_checksum_is_repeatable)
@@ -108,7 +108,7 @@ TEST(test_checksum_is_repeatable)
     memcpy(x.back, x.raw, 24);
     memcpy(x.back + 24, x.plain, 4096);
     uint64_t wanted = gd_checksum(x.back, 24 + 4096, SEED);
-    /* Nothing else may use the stack between two calls. */
+    /* No other call may use the stack between two calls. */
     for (size_t at = 0; at + 8 <= 8192; at += 8) {
         gd_segment_header_encode(&header, SEED, &piece, 1, x.raw);
         (void)scribble(at);
@@ -262,13 +262,13 @@ TEST_WITH(test_a_list, setup(), teardown())
     CHECK_INT(gd_segment_decode(x.coder, &header, x.raw + GD_SEGMENT_HEADER,
                                 x.back, "file", 0, &x.err), GD_OK);
     CHECK(memcmp(x.back, x.plain, 400) == 0);
-    /* Where no group may have lists, the byte with the layout means nothing. */
+    /* In groups without lists, the byte of the layout has no meaning. */
     CHECK_INT(decode_header(&header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "impossible segment header");
 }
 
-/* The list alone says which slots there are: whatever follows it, and however
- * short it is. */
+/* The list alone decides which slots there are, whatever follows it, and
+ * however short it is. */
 TEST_WITH(test_what_follows_a_list, setup(), teardown())
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
@@ -289,7 +289,7 @@ TEST_WITH(test_what_follows_a_list, setup(), teardown())
     }
 }
 
-/* No change of the list is taken for another list. */
+/* No change of the list results in another valid list. */
 TEST_WITH(test_each_bit_of_a_list, setup(), teardown())
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
@@ -299,8 +299,8 @@ TEST_WITH(test_each_bit_of_a_list, setup(), teardown())
         bool of_segment = bit / 8 >= 24 && bit / 8 < GD_SEGMENT_HEADER;
         x.raw[bit / 8] ^= (uint8_t)(1 << bit % 8);
         gd_status s = decode_listed(length, &header);
-        /* One bit makes it a segment without a list: then its length is
-         * wrong. */
+        /* With one changed bit it is a segment without a list: then its length
+         * is wrong. */
         if (!CHECK_INT(s, of_segment ? GD_OK : GD_CORRUPT)) {
             fprintf(stderr, "bit %zu\n", bit);
         }
@@ -309,7 +309,7 @@ TEST_WITH(test_each_bit_of_a_list, setup(), teardown())
     CHECK_INT(decode_listed(length, &header), GD_OK);
 }
 
-/* Lists that are wrong though their checksums are right. */
+/* The checksums of these wrong lists are right. */
 TEST_WITH(test_wrong_lists, setup(), teardown())
 {
     static const uint16_t wrong[][LISTED_BLOCKS] = {
@@ -327,12 +327,13 @@ TEST_WITH(test_wrong_lists, setup(), teardown())
         CHECK_CONTAINS(x.err.text, "groups/00000001");
         CHECK_CONTAINS(x.err.text, "list of slots that is not right");
     }
-    /* Another first slot than the header's. */
+    /* The first slot is not the header's. */
     size_t length =
         make_listed_from(2, (const uint16_t[]){3, 7, 500, 999}, 4);
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "list of slots that is not right");
-    /* Longer than what was read, and than the segment. */
+    /* The list is longer than the bytes that were read, and than the
+     * segment. */
     length = make_listed((const uint16_t[]){3, 7, 500, 999}, 4);
     for (size_t read = GD_SEGMENT_HEADER; read < length; read++) {
         CHECK_INT(decode_listed(read, &header),
@@ -341,7 +342,7 @@ TEST_WITH(test_wrong_lists, setup(), teardown())
     gd_put16(x.raw + 6, 204);
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "longer list of slots than bytes");
-    /* As long as the segment, which then has no block. */
+    /* The list is as long as the segment, which then has no block. */
     gd_put16(x.raw + 6, 4);
     gd_put32(x.raw + 16, 8);
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
@@ -351,7 +352,7 @@ TEST_WITH(test_wrong_lists, setup(), teardown())
     gd_put16(x.raw + 6, 0);
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "impossible segment header");
-    /* A layout that nobody knows. */
+    /* The layout is unknown. */
     (void)make_listed((const uint16_t[]){3, 7, 500, 999}, 4);
     x.raw[5] = 2;
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
@@ -391,7 +392,7 @@ TEST_WITH(test_what_does_not_pay, setup(), teardown())
 {
     fill_random(x.plain, LENGTH, 9);
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
-        uint8_t *out = malloc(4096); /* so that a sanitizer sees its end */
+        uint8_t *out = malloc(4096); /* a sanitizer sees its end */
         bool paid = false;
         for (size_t text = 0; text < 1024; text++) {
             size_t stored;
@@ -409,8 +410,8 @@ TEST_WITH(test_what_does_not_pay, setup(), teardown())
     }
 }
 
-/* Cut short, longer, noise, another codec, and every bit flipped: an error, or
- * bytes; never beyond the lengths that the header names. */
+/* Bytes that are cut short, longer, noise, of another codec, or have any bit
+ * flipped give an error, or bytes within the lengths of the header. */
 TEST_WITH(test_hostile_bytes, setup(), teardown())
 {
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {

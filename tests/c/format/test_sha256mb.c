@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_sha256mb.c - SHA-256 of several blocks at once: that it is right,
- * stays within the blocks, and says when it is not done.
+ * test_sha256mb.c - SHA-256 of several blocks at once is right, reads only the
+ * blocks, and reports when it is not done.
  */
 #include "engine/format/sha256mb.h"
 
@@ -25,12 +25,12 @@ typedef struct fixture {
     fault_env f;
     gd_sha256mb *m;
     gd_hash_input inputs[LANES];
-    gd_fingerprint got[LANES + 2]; /* none but inputs' may be written */
+    gd_fingerprint got[LANES + 2]; /* only inputs' may be written */
 } fixture;
 
 static fixture t;
 
-/* False where there is nothing to test. */
+/* Returns false if there is nothing to test. */
 static bool
 setup(void)
 {
@@ -87,7 +87,8 @@ check_all_of(const gd_scope *scope, size_t count)
     CHECK(gd_fingerprint_equal(&t.got[count + 1], &untouched));
 }
 
-/* Around the ends of the hash's own blocks of 64 bytes, and the longest. */
+/* These are around the ends of the hash's own blocks of 64 bytes, and the
+ * longest. */
 static const size_t lengths[] = {
     1,    0,    3,    54,   55,   56,   57,    63,    64,   65,    4096,
     118,  119,  120,  121,  127,  128,  129,   4095,  4097, 1000,  40000,
@@ -114,7 +115,7 @@ TEST(test_all_counts_and_lengths)
     teardown();
 }
 
-/* What lies behind a block may not be there. */
+/* The memory behind a block may be missing. */
 TEST(test_nothing_beyond_a_block_is_read)
 {
     uint8_t *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE,
@@ -134,7 +135,7 @@ TEST(test_nothing_beyond_a_block_is_read)
     munmap(pages, 2 * PAGE);
 }
 
-/* And the blocks asked for afterwards are none the worse for it. */
+/* Later blocks get right digests after the refusal. */
 TEST(test_too_long)
 {
     static uint8_t data[GD_SHA256MB_MAX + 1];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_similar.c - an order is a permutation, whatever the blocks are, and
- * blocks that resemble each other come together.
+ * similar blocks are adjacent.
  */
 #include "engine/format/similar.h"
 
@@ -31,7 +31,7 @@ check_permutation(uint32_t count)
     }
 }
 
-/* In order, and not in another one for no reason. */
+/* The order is unchanged, as there is no reason for another one. */
 static void
 check_unchanged(uint32_t count)
 {
@@ -83,7 +83,7 @@ TEST(test_without_features)
     check_unchanged(3);
 }
 
-/* Values that all belong at one place of a table. */
+/* These values all belong at one place of a table. */
 TEST(test_crowded_tables)
 {
     uint64_t seed = 5;
@@ -103,7 +103,7 @@ TEST(test_crowded_tables)
     check_permutation(MAX_COUNT);
 }
 
-/* A block of which each feature has the letter's value; a dot: none. */
+/* Makes a block whose features have the letters' values; a dot: none. */
 static void
 set_features(uint32_t block, const char letters[GD_SIMILAR_FEATURES])
 {
@@ -132,7 +132,8 @@ TEST(test_three_features_in_common)
     check_order(5, (const uint32_t[]){0, 1, 3, 2, 4});
 }
 
-/* The first or the last of two clusters, whichever has more. */
+/* The block joins the first or the last of two clusters, whichever has
+ * more. */
 TEST(test_most_features_in_common)
 {
     set_features(0, "aaaaaaaaaaaa");
@@ -158,7 +159,7 @@ TEST(test_no_features_in_common)
     check_order(4, (const uint32_t[]){0, 1, 3, 2});
 }
 
-/* Families whose members differ in some bytes and in where they begin, and come
+/* The families' members differ in some bytes and in their beginnings, and come
  * by turns. */
 TEST(test_families)
 {

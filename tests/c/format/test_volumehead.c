@@ -51,7 +51,8 @@ example(void)
     return head;
 }
 
-/* Exactly as long as a head, so that the address sanitizer sees more. */
+/* The memory is exactly as long as a head, so that the address sanitizer
+ * detects reads beyond it. */
 static gd_status
 decode(const uint8_t in[GD_VOLUME_HEAD], gd_volume_head *head)
 {
@@ -119,7 +120,7 @@ TEST(test_damaged_bytes)
         for (int bit = 0; bit < 8; bit++) {
             raw[i] ^= (uint8_t)(1 << bit);
             gd_status s = decode(raw, &again);
-            /* Another version says so before anything else is believed. */
+            /* Another version is reported before any other field is used. */
             bool good = s == GD_CORRUPT ||
                         (s == GD_VERSION && (i == 8 || i == 9));
             if (!CHECK(good)) {

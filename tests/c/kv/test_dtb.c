@@ -58,7 +58,8 @@ put_all(fixture *x)
     return gd_kv_put_batch(x->kv, pairs, KEYS, &x->err);
 }
 
-/* How many keys are there; none may have another's value.  -1: an error. */
+/* Returns the number of keys that are there; none may have another's value.
+ * -1: an error. */
 static int
 count_keys(fixture *x)
 {
@@ -90,7 +91,7 @@ file_io(fixture *x, const char *mode)
     fclose(file);
 }
 
-/* A store with all keys, closed; its file is in bytes. */
+/* Makes a store with all keys, closes it, and reads its file into bytes. */
 static void
 setup(fixture *x)
 {
@@ -130,17 +131,17 @@ TEST_WITH(test_flips, setup(&x), teardown(&x))
         file_io(&x, "wb");
         CHECK_INT(open_store(&x), GD_OK);
         int found = count_keys(&x);
-        CHECK(found < KEYS); /* everything in the file is covered */
+        CHECK(found < KEYS); /* a checksum covers all of the file */
         CHECK(found >= 0);
         CHECK((found == 0) == (at < GD_DTB_PAGE));
-        CHECK_INT(put_all(&x), GD_OK); /* and it can be filled again */
+        CHECK_INT(put_all(&x), GD_OK); /* it can be filled again */
         CHECK_INT(count_keys(&x), KEYS);
         close_store(&x);
         x.bytes[at] = was;
     }
 }
 
-/* Pages that have right checksums, and lie. */
+/* These pages have right checksums, and wrong contents. */
 TEST_WITH(test_hostile_pages, setup(&x), teardown(&x))
 {
     uint64_t seed = gd_get64(x.bytes + 24);
@@ -175,7 +176,7 @@ TEST_WITH(test_swapped_pages, setup(&x), teardown(&x))
     CHECK(stats.damaged >= 2);
 }
 
-/* A write that lost power: half of each page is old, that is, zeros. */
+/* After a write that lost power, half of each page is old, that is, zeros. */
 TEST_WITH(test_torn_pages, setup(&x), teardown(&x))
 {
     for (size_t at = GD_DTB_PAGE; at < x.length; at += GD_DTB_PAGE) {
@@ -197,7 +198,7 @@ TEST_WITH(test_cut_while_open, setup(&x), teardown(&x))
     (void)gd_kv_commit(x.kv, &x.err);
 }
 
-/* Other options: the contents are lost, and nothing else. */
+/* With other options, only the contents are lost. */
 TEST_WITH(test_other_options, setup(&x), teardown(&x))
 {
     CHECK_INT(open_store(&x), GD_OK);
@@ -230,7 +231,7 @@ use(fixture *x)
 static void
 run_faults(fixture *x, fault_call call, int sys_errno, bool forever)
 {
-    /* Every one of the first calls, and some of thousands after. */
+    /* These are all of the first calls, and some of thousands after them. */
     for (uint64_t n = 1;; n += 1 + n / 16) {
         uint64_t before = fault_env_faults(&x->f);
         x->err.text[0] = '\0';
@@ -238,7 +239,7 @@ run_faults(fixture *x, fault_call call, int sys_errno, bool forever)
         gd_status s = use(x);
         bool failed = fault_env_faults(&x->f) > before;
         fault_env_heal(&x->f);
-        /* Closing may fail, and that is all the same. */
+        /* Closing may fail, too. */
         CHECK(s == GD_OK || (failed && x->err.text[0] != '\0'));
         if (failed && call == FAULT_PWRITEV) {
             CHECK_INT(s, GD_NOSPACE);
@@ -270,7 +271,7 @@ TEST_WITH(test_failed_sync, setup(&x), teardown(&x))
     CHECK_INT(gd_kv_commit(x.kv, &x.err), GD_IO);
     CHECK_CONTAINS(x.err.text, "open it again");
     CHECK_INT(put_all(&x), GD_IO);
-    CHECK_INT(count_keys(&x), KEYS); /* what is there can be read */
+    CHECK_INT(count_keys(&x), KEYS); /* its keys can be read */
     close_store(&x);
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(gd_kv_commit(x.kv, &x.err), GD_OK);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_kv.c - what every backend does: random batches against an array, opening
- * again, full stores, wrong arguments, other processes, files that are not ours
- * or hold anything, and libraries that are missing.
+ * test_kv.c - operations of every backend: random batches against an array,
+ * opening again, full stores, wrong arguments, other processes, foreign or
+ * damaged files, and missing libraries.
  */
 #include "engine/kv/kv.h"
 
@@ -42,7 +42,7 @@ draw(fixture *x, uint64_t below)
     return gd_checksum(&x->random, sizeof x->random, 7) % below;
 }
 
-/* The extremes are keys, too. */
+/* The extreme values are keys, too. */
 static uint64_t
 key_of(uint64_t n)
 {
@@ -175,7 +175,7 @@ TEST(test_model)
     }
 }
 
-/* ---- one key at a time ---- */
+/* ---- single keys ---- */
 
 static void
 put_one(fixture *x, uint64_t n, uint64_t value)
@@ -192,7 +192,7 @@ get_one(fixture *x, uint64_t n)
     return value;
 }
 
-/* A table of few places: probes go round its end. */
+/* The table has few places: probes wrap around its end. */
 TEST(test_small)
 {
     enum { STEPS = 3000, MAX_COUNT = 9 };
@@ -237,7 +237,7 @@ TEST(test_full)
         CHECK_INT(stats.found, found);
         CHECK_INT(stats.dropped, PUT - found);
         CHECK((found < PUT) == (b != GD_KV_LEVELDB));
-        put_one(x, 10, 77); /* what it has can be changed */
+        put_one(x, 10, 77); /* its keys can be changed */
         CHECK_INT(get_one(x, 10), 77);
         teardown(x);
         free(x);
@@ -285,8 +285,8 @@ other_process(fixture *x, int start)
     return (int)s;
 }
 
-/* Pairs behind others: after the commit both are durable.  Only DTB commits
- * what was put before on its own. */
+/* After the commit, pairs behind others are durable, too. Only DTB commits the
+ * pairs before on its own. */
 TEST(test_put_behind)
 {
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
@@ -359,9 +359,9 @@ TEST(test_twice_in_one_process)
     }
 }
 
-/* ---- what lies at the path ---- */
+/* ---- files at the path ---- */
 
-/* The file that is to be damaged. */
+/* Returns the name of the file that is to be damaged. */
 static void
 main_file(const fixture *x, char *out)
 {
@@ -394,7 +394,7 @@ TEST(test_random_files)
             }
             write_file(path, noise, length);
             gd_status s = open_store(x);
-            if (s != GD_OK) { /* then it can be removed, and made again */
+            if (s != GD_OK) { /* it can be removed, and made again */
                 CHECK(x->err.text[0] != '\0');
                 CHECK_INT(gd_kv_remove(&x->f.env, b, x->path, &x->err), GD_OK);
                 REQUIRE(open_store(x) == GD_OK);
@@ -458,7 +458,7 @@ TEST(test_files_of_others)
 
 /* ---- libraries ---- */
 
-/* Runs in a process whose libraries are no libraries. */
+/* This runs in a process whose libraries are no libraries. */
 static void
 test_without_libraries(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_pagecache.c - which pages stay, when changed ones are written, and that
- * memory stays within the budget.
+ * test_pagecache.c - the pages that stay, the writes of changed ones, and the
+ * memory's budget.
  */
 #include "engine/kv/pagecache.h"
 
@@ -82,7 +82,8 @@ TEST_WITH(test_dirty_limit, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
     CHECK_INT(x.stats.writes, 2);
 }
 
-/* Each page that comes back has what it had, also those written on the way. */
+/* Each page that is read again is unchanged, even if it was written
+ * meanwhile. */
 TEST_WITH(test_all_pages, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
 {
     for (unsigned round = 0; round < 3; round++) {
@@ -96,7 +97,8 @@ TEST_WITH(test_all_pages, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
     CHECK(x.stats.reads >= 5 * (PAGES - FRAMES));
 }
 
-/* The same in no order: the hand meets changed pages everywhere. */
+/* This is the same in random order: the hand meets changed pages
+ * everywhere. */
 TEST(test_any_order)
 {
     fixture x;
@@ -114,8 +116,8 @@ TEST(test_any_order)
     teardown(&x);
 }
 
-/* A page that is used again and again stays, while others pass through: it
- * leaves once at most, when the hand first comes round. */
+/* A page that is used repeatedly stays, while others pass through: it leaves
+ * once at most, when the hand first comes round. */
 TEST_WITH(test_clock, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
 {
     for (uint64_t n = 2; n <= PAGES; n++) {

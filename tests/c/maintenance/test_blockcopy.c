@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_blockcopy.c - blocks stored anew: the copies are equal, durable,
- * published and held, and in no group that a block was taken from.
+ * test_blockcopy.c - blocks stored again: the copies are equal, durable,
+ * published and held, and in no group of an original block.
  */
 #include "engine/maintenance/blockcopy.h"
 
@@ -25,7 +25,7 @@ address(size_t block)
     return gd_get64(addresses + 8 * block);
 }
 
-/* One image, in group 1, which is full then, and a part of group 2. */
+/* Stores one image, in group 1, which is full then, and a part of group 2. */
 static void
 setup(void)
 {
@@ -66,7 +66,7 @@ address_of(uint64_t number)
                         (uint32_t)number & (GD_MAX_SLOTS - 1)};
 }
 
-/* Whether the block of this address is the image's. */
+/* Returns true if the block of this address is the image's. */
 static bool
 is_block(uint64_t number, size_t block)
 {
@@ -122,8 +122,8 @@ TEST_WITH(test_all_blocks, setup(), teardown())
     const uint8_t *pairs;
     size_t count;
     gd_block_copy *copy = open_copy();
-    /* Group 2 has room, and is the fullest that has; but blocks of it are
-     * being moved. */
+    /* Group 2 has room, and is the fullest of such groups; but blocks of it
+     * are being moved. */
     CHECK_INT(gd_block_copy_add(copy, addresses, BLOCKS, &x.err), GD_OK);
     CHECK_INT(gd_block_copy_finish(copy, &pairs, &count, &x.err), GD_OK);
     REQUIRE(count == BLOCKS);
@@ -134,7 +134,7 @@ TEST_WITH(test_all_blocks, setup(), teardown())
         CHECK(new >> GD_SLOT_BITS >= 3);
         CHECK(is_block(new, i));
     }
-    /* Published and held. */
+    /* The copies are published and held. */
     gd_group *group;
     gd_published record;
     gd_repo *collector = scratch_repo(&x);
@@ -153,7 +153,7 @@ TEST_WITH(test_all_blocks, setup(), teardown())
     gd_repo_close(collector);
 }
 
-/* A group that copies went to may be the next to be cleared. */
+/* A group with copies may be the next to be cleared. */
 TEST_WITH(test_group_that_copies_are_in, setup(), teardown())
 {
     const uint8_t *pairs;
@@ -168,7 +168,7 @@ TEST_WITH(test_group_that_copies_are_in, setup(), teardown())
     gd_put64(again, first);
     gd_put64(again + 8, first); /* twice: one copy */
     CHECK_INT(gd_block_copy_add(copy, again, 2, &x.err), GD_OK);
-    /* Nor from now on anything else. */
+    /* Nor is any other block copied into it from now on. */
     CHECK_INT(gd_block_copy_add(copy, addresses + 8, 1, &x.err), GD_OK);
     CHECK_INT(gd_block_copy_finish(copy, &pairs, &count, &x.err), GD_OK);
     REQUIRE(count == 3);
@@ -206,7 +206,7 @@ TEST_WITH(test_blocks_that_do_not_verify, setup(), teardown())
     gd_block_copy *copy = open_copy();
     CHECK_INT(gd_block_copy_add(copy, given, 6, &x.err), GD_OK);
     CHECK_INT(gd_block_copy_finish(copy, &pairs, &count, &x.err), GD_OK);
-    /* One that was marked is taken where its bytes are good after all. */
+    /* A marked block is copied if its bytes are good after all. */
     REQUIRE(count == 2);
     CHECK_INT(gd_get64(pairs), address(1));
     CHECK(is_block(gd_get64(pairs + 8), 1));
@@ -229,7 +229,7 @@ TEST_WITH(test_nothing, setup(), teardown())
     CHECK_INT(scratch_count(&x, "groups", "", NULL), 2);
 }
 
-/* A fault loses no block, and gives out no address of one that is not there. */
+/* A fault loses no block, and returns no address of a missing one. */
 static bool
 copy_with_fault(fault_call call, uint64_t nth, int sys_errno)
 {

@@ -13,7 +13,7 @@
 
 static rewrite_fixture t;
 
-/* ---- what it makes ---- */
+/* ---- the new file ---- */
 
 TEST_WITH(test_all_live, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
@@ -35,7 +35,7 @@ TEST_WITH(test_all_live, rewrite_setup(&t, true), rewrite_teardown(&t))
     CHECK_INT(fstatat(t.x.root, GROUP_1, &second, 0), 0);
     CHECK(first.st_ino != second.st_ino);
     CHECK_INT(second.st_mode & 0777, 0600);
-    /* Segments that are whole come over as they are. */
+    /* Whole segments are copied unchanged. */
     REQUIRE((size_t)second.st_size == size);
     scratch_read(&t.x, GROUP_1, is, size, 0);
     CHECK(memcmp(was, is, 512) == 0);
@@ -44,11 +44,12 @@ TEST_WITH(test_all_live, rewrite_setup(&t, true), rewrite_teardown(&t))
     CHECK_INT(record.sequence, old.sequence + 2);
     CHECK(record.generation != old.generation);
     CHECK(record.count == old.count && record.end == old.end);
-    /* Until the next holder writes a record: this one writes nothing more. */
+    /* The flag stays until the next holder writes a record: this one writes no
+     * more. */
     CHECK_INT(record.flags, old.flags | GD_GROUP_UNSETTLED);
     CHECK(is_spool_clean(&t));
     CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
-    /* Either published record will do. */
+    /* Either published record is sufficient. */
     scratch_flip(&t.x, GROUP_1, 512 + 512 * (record.sequence % 2), 1);
     uint64_t generation = record.generation;
     CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
@@ -60,7 +61,7 @@ TEST_WITH(test_all_live, rewrite_setup(&t, true), rewrite_teardown(&t))
     free(is);
 }
 
-/* Dead slots at a segment's start, within it, at its end, and all of it. */
+/* Slots are dead at a segment's start, within it, at its end, or all of it. */
 TEST_WITH(test_partly_dead, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
     gd_published record;
@@ -88,7 +89,7 @@ TEST_WITH(test_partly_dead, rewrite_setup(&t, false), rewrite_teardown(&t))
     CHECK(rewrite_is_image(&t, "a", t.one + 3 * BLOCK, 5 * BLOCK));
     CHECK(rewrite_is_image(&t, "b", t.one + 9 * BLOCK, 14 * BLOCK));
     CHECK(rewrite_is_image(&t, "c", t.one + 50 * BLOCK, 14 * BLOCK));
-    /* It goes on in the new file. */
+    /* The new file can be changed again. */
     free_group_slots(&t, 3, 1);
     CHECK_INT(rewrite_group(&t, &bytes), GD_OK);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 32);
@@ -112,7 +113,7 @@ TEST_WITH(test_states_stay, rewrite_setup(&t, true), rewrite_teardown(&t))
     CHECK_INT(gd_group_write_entries(t.owned->leased->group, 10, 1, &void_entry,
                                      &t.x.err), GD_OK);
     gd_owned_group_close(t.owned);
-    /* Only the old file has what may be read after all. */
+    /* Only the old file has the bytes that may be readable after all. */
     own_group(&t, 1);
     uint64_t bytes;
     CHECK_INT(rewrite_group(&t, &bytes), GD_CORRUPT);
@@ -131,7 +132,7 @@ TEST_WITH(test_states_stay, rewrite_setup(&t, true), rewrite_teardown(&t))
     }
     CHECK_INT(after[5].state, GD_ENTRY_FREED);
     CHECK_INT(after[10].state, GD_ENTRY_VOID);
-    /* A group that nothing is left in becomes a fingerprint store. */
+    /* A group without live blocks becomes only a fingerprint table. */
     own_group(&t, 2);
     free_group_slots(&t, 0, 32);
     require_rewritten(&t);
@@ -142,7 +143,7 @@ TEST_WITH(test_states_stay, rewrite_setup(&t, true), rewrite_teardown(&t))
     CHECK(rewrite_is_image(&t, "more", t.two, LENGTH));
 }
 
-/* An entry that was lost without a trace is no end: those behind it stay. */
+/* A lost entry is no end: entries behind it stay. */
 TEST_WITH(test_hole_among_the_entries, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {
@@ -180,15 +181,15 @@ TEST_WITH(test_codecs, rewrite_setup(&t, true), rewrite_teardown(&t))
         sizes[i] = record.end;
     }
     CHECK(sizes[0] < sizes[2] && sizes[2] < sizes[1] && sizes[3] == sizes[0]);
-    /* Without a codec a segment that lives is copied, not packed again at the
-     * level that is noted. */
+    /* Without a codec a live segment is copied, not packed again at the
+     * recorded level. */
     const gd_packing noted = {.codec = GD_CODEC_ZSTD, .level = 1};
     CHECK_INT(gd_leased_group_note_codec(t.owned->leased, &noted, &t.x.err),
               GD_OK);
     require_rewritten(&t);
     (void)check_group_file(&t, 1, &record, entries);
     CHECK_INT(record.end, sizes[3]);
-    /* One that is packed anew keeps its codec. */
+    /* A segment that is packed again keeps its codec. */
     free_group_slots(&t, 0, 1);
     require_rewritten(&t);
     (void)check_group_file(&t, 1, &record, entries);
@@ -196,7 +197,7 @@ TEST_WITH(test_codecs, rewrite_setup(&t, true), rewrite_teardown(&t))
     gd_owned_group_close(t.owned);
 }
 
-/* ---- what it refuses ---- */
+/* ---- refusals ---- */
 
 static void
 check_refused(rewrite_fixture *t, gd_status wanted, const char *words)
@@ -213,7 +214,7 @@ check_refused(rewrite_fixture *t, gd_status wanted, const char *words)
     CHECK(is_spool_clean(t));
 }
 
-/* More of them than are verified in one go. */
+/* A segment has more blocks than are verified at once. */
 TEST(test_many_blocks_in_a_segment)
 {
     enum { MANY = 200, SMALL = 512 };
@@ -250,17 +251,18 @@ TEST_WITH(test_damage, rewrite_setup(&t, false), rewrite_teardown(&t))
     scratch_flip(&t.x, GROUP_1, block_20, 1);
     check_refused(&t, GD_CORRUPT, "slot 20");
     own_group(&t, 1);
-    free_group_slots(&t, 20, 1); /* nobody's any more */
+    free_group_slots(&t, 20, 1); /* no image's any more */
     require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 63);
-    /* Of a segment whose blocks are good the checksum is made right. */
+    /* If a segment's blocks are good, its checksum is corrected. */
     scratch_flip(&t.x, GROUP_1, gd_fptable_data_start(SLOTS) + 20, 1);
     own_group(&t, 1);
     require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 63);
-    /* A wrong fingerprint; a wrong checksum comes from the data, above. */
+    /* The fingerprint is wrong; a wrong checksum comes from the data,
+     * above. */
     gd_entry wrong = entries[30];
     wrong.fingerprint.bytes[0] ^= 1;
     own_group(&t, 1);
@@ -296,7 +298,7 @@ TEST_WITH(test_not_published, rewrite_setup(&t, false), rewrite_teardown(&t))
     CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
     CHECK_INT(record.count, SLOTS);
     CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
-    /* A poisoned one may be rewritten; it stays poisoned. */
+    /* A poisoned group may be rewritten; it stays poisoned. */
     gd_group_close(group);
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDWR, &group,
                             &t.x.err), GD_OK);
@@ -311,9 +313,9 @@ TEST_WITH(test_not_published, rewrite_setup(&t, false), rewrite_teardown(&t))
     CHECK_INT(record.flags, GD_GROUP_POISONED | GD_GROUP_UNSETTLED);
 }
 
-/* ---- others who have the old file ---- */
+/* ---- other handles with the old file ---- */
 
-/* Another handle's reader has the old file open, its writer the old store. */
+/* Another handle's reader has the old file open, its writer the old table. */
 TEST(test_other_handles)
 {
     rewrite_fixture t;
@@ -347,7 +349,8 @@ TEST(test_other_handles)
               GD_OK);
     CHECK(cold);
     gd_fpcache_return_store(other->cache, store);
-    /* What is appended to the new file is found by who had the old one. */
+    /* Blocks appended to the new file are found by a handle that had the old
+     * one. */
     CHECK_INT(rewrite_put(&t, "more", t.two, LENGTH), GD_OK);
     CHECK_INT(get_image(other, "more", t.two, LENGTH, &equal, &t.x.err),
               GD_OK);
@@ -360,7 +363,7 @@ TEST(test_other_handles)
     rewrite_teardown(&t);
 }
 
-/* Its space comes back only when nobody has it open. */
+/* The old file's space comes back only when no process has it open. */
 TEST_WITH(test_old_file_is_closed, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {
@@ -399,8 +402,8 @@ rewrite_without_name(rewrite_fixture *t, uint32_t number)
     CHECK_INT(record.flags, GD_GROUP_UNSETTLED);
 }
 
-/* The directory's fsync failed: a crash may bring the old file back, so nobody
- * may append to the new one before the directory is synced. */
+/* The directory's fsync failed: a crash may bring the old file back, so no
+ * writer may append to the new one before the directory is synced. */
 TEST_WITH(test_name_not_durable, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {
@@ -434,7 +437,8 @@ TEST_WITH(test_name_not_durable, rewrite_setup(&t, false),
     free(three);
 }
 
-/* And nobody frees in it: the old file would come back with the blocks alive. */
+/* No process frees in it, either: the old file would come back with the blocks
+ * alive. */
 TEST_WITH(test_freeing_settles_the_name, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {
@@ -453,8 +457,8 @@ TEST_WITH(test_freeing_settles_the_name, rewrite_setup(&t, false),
     CHECK_INT(record.flags, 0);
 }
 
-/* The new file was seen, and a crash took it away: what is freed in the old one
- * must not look to another host like what it has cached of the new one. */
+/* The new file was seen, and a crash removed it: the old file, after more
+ * slots were freed, must not look to another host like its cached new one. */
 TEST_WITH(test_old_file_comes_back, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {

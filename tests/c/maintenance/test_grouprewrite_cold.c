@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_grouprewrite_cold.c - groups whose segments are in an object: how they become
- * cold, are read, and are rewritten.
+ * test_grouprewrite_cold.c - groups whose segments are in an object: they
+ * become cold, are read, and are rewritten.
  */
 #include "engine/files/slices.h"
 
@@ -26,7 +26,7 @@ enum {
 
 #define GROUP_1 "groups/00000001"
 
-/* An object store of one object, which a file has. */
+/* An object store of one object, which is in a file. */
 typedef struct fixture {
     scratch x;
     gd_repo *repo;
@@ -136,7 +136,7 @@ teardown(fixture *t)
     CHECK_INT(scratch_destroy(&t->x), 0);
 }
 
-/* What the object store gets: the bytes of the file. */
+/* Sends the object store the bytes of the file. */
 static void
 send_object(fixture *t, const char *path)
 {
@@ -316,7 +316,7 @@ TEST_WITH(test_not_exchanged_with_its_segments, setup(&t), teardown(&t))
     CHECK_INT(read_image(&t), GD_OK);
 }
 
-/* N15.1: they are set before the first byte of the new file. */
+/* N15.1: the features are set before the first byte of the new file. */
 TEST_WITH(test_the_features, setup(&t), teardown(&t))
 {
     CHECK_INT(scratch_count(&t.x, "features", "", NULL), 0);
@@ -327,7 +327,7 @@ TEST_WITH(test_the_features, setup(&t), teardown(&t))
     CHECK_INT(renameat(t.x.root, "away", t.x.root, "features"), 0);
     CHECK_INT(make_cold(&t), GD_OK);
     CHECK(scratch_exists(&t.x, "features/cold"));
-    /* As a group that is no longer cold has lists. */
+    /* A group that is no longer cold has lists. */
     CHECK(scratch_exists(&t.x, "features/listed-segments"));
     CHECK_INT(scratch_count(&t.x, "features", "", NULL), 2);
     CHECK_INT(read_image(&t), GD_OK);
@@ -341,7 +341,7 @@ TEST_WITH(test_unavailable_is_no_damage, setup(&t), teardown(&t))
     t.object = NULL;
     CHECK_INT(read_image(&t), GD_UNAVAILABLE);
     CHECK_CONTAINS(t.x.err.text, "nobody answers");
-    /* Nor does a scrub judge what it cannot read. */
+    /* Nor does a scrub judge blocks that it cannot read. */
     CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
                        &t.x.err),
               GD_UNAVAILABLE);
@@ -388,7 +388,7 @@ TEST_WITH(test_wrong_slices, setup(&t), teardown(&t))
     free(other);
 }
 
-/* What is no file makes way for one, and nobody waits for a FIFO. */
+/* A slice's name that is not a file is replaced, and a FIFO does not block. */
 TEST_WITH(test_slices_that_are_no_files, setup(&t), teardown(&t))
 {
     char path[512];
@@ -413,7 +413,7 @@ spoil_slice(const fixture *t, uint32_t slice)
     free(zeros);
 }
 
-/* Nothing is judged by what this host alone has. */
+/* A scrub does not judge by slices that only this host has. */
 TEST_WITH(test_a_scrub_past_wrong_slices, setup(&t), teardown(&t))
 {
     gd_scrub_result found;
@@ -426,7 +426,7 @@ TEST_WITH(test_a_scrub_past_wrong_slices, setup(&t), teardown(&t))
         CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
     }
     t.x.env->release(t.x.env, found.verdicts);
-    /* Nor does a rewriting fail by it. */
+    /* Nor does a rewriting fail because of it. */
     spoil_slice(&t, 1);
     CHECK_INT(make_cold(&t), GD_OK);
 }
@@ -440,7 +440,7 @@ spoil_entry(const fixture *t, uint32_t slot)
     close(fd);
 }
 
-/* Blocks are judged only where they were asked for. */
+/* Only the requested blocks are judged. */
 TEST_WITH(test_a_scrub_of_a_part, setup(&t), teardown(&t))
 {
     gd_scrub_result found;
@@ -515,7 +515,7 @@ TEST_WITH(test_damage_is_marked_and_kept, setup(&t), teardown(&t))
     CHECK_INT(found.verdicts[500], GD_VERDICT_DAMAGED);
     t.x.env->release(t.x.env, found.verdicts);
     CHECK_INT(mark(&t, 500, name), GD_OK);
-    /* What the object has is in the quarantine, and the group is as it was. */
+    /* The object's bytes are in the quarantine, and the group is unchanged. */
     size_t length = GD_SEGMENT_HEADER + (size_t)entry.stored_length;
     uint8_t *kept = malloc(length);
     int fd = openat(t.x.root, name, O_RDONLY);
@@ -542,7 +542,7 @@ TEST_WITH(test_nothing_is_marked_without_the_object, setup(&t), teardown(&t))
     read_by_a_new_handle(&t, GD_OK);
 }
 
-/* An upload goes on without a hit, and asks once. */
+/* An upload continues without a hit, and requests the slice once. */
 TEST_WITH(test_comparing_asks_once_in_vain, setup(&t), teardown(&t))
 {
     gd_compare *compare;
@@ -574,10 +574,11 @@ TEST_WITH(test_a_damaged_object, setup(&t), teardown(&t))
     CHECK_INT(read_image(&t), GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, GROUP_1);
     t.object[LENGTH / 2] ^= 1;
-    CHECK_INT(read_image(&t), GD_OK); /* what was wrong was not kept */
+    CHECK_INT(read_image(&t), GD_OK); /* wrong bytes were not cached */
 }
 
-/* What old readers have open stays readable, also after the exchange. */
+/* The bytes that old readers have open stay readable, even after the
+ * exchange. */
 TEST_WITH(test_who_has_the_old_file_reads_on, setup(&t), teardown(&t))
 {
     gd_group *group = open_group(&t);
@@ -613,7 +614,7 @@ TEST_WITH(test_blocks_are_freed_without_the_object, setup(&t), teardown(&t))
     CHECK_INT(gd_owned_group_punch(owned, &bytes, &t.x.err), GD_OK);
     CHECK_INT(bytes, 0);
     CHECK_INT(file_size(&t), gd_fptable_data_start(SLOTS));
-    /* What keeps the number is on the disk. */
+    /* The placeholder that keeps the number is on the disk. */
     CHECK_INT(gd_placeholder_leave(owned, &bytes, &t.x.err),
               GD_OK);
     gd_owned_group_close(owned);
@@ -622,7 +623,7 @@ TEST_WITH(test_blocks_are_freed_without_the_object, setup(&t), teardown(&t))
     gd_group_close(group);
 }
 
-/* Half of the blocks are gone: the others become a smaller object, or go back
+/* Half of the blocks are freed: the others become a smaller object, or go back
  * to the disk. */
 TEST(test_rewritten)
 {
@@ -674,7 +675,7 @@ TEST_WITH(test_headers_that_are_wrong, setup(&t), teardown(&t))
     int fd = openat(t.x.root, GROUP_1, O_RDWR);
     CHECK_INT(pread(fd, header, sizeof header, 0), sizeof header);
     gd_group *group;
-    /* No object. */
+    /* The header names no object. */
     memset(header + 88, 0, GD_ID_SIZE);
     uint64_t sum = gd_checksum(header, 504, 0);
     memcpy(header + 504, &sum, 8);
@@ -682,7 +683,7 @@ TEST_WITH(test_headers_that_are_wrong, setup(&t), teardown(&t))
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDONLY,
                             &group, &t.x.err), GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "names no object");
-    /* Another version. */
+    /* The header has another version. */
     header[8] = GD_GROUP_COLD + 1;
     CHECK_INT(pwrite(fd, header, sizeof header, 0), sizeof header);
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDONLY,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_grouprewrite_partial.c - a group that is partly filled is rewritten:
- * what was left in it is settled first (N7.3), and nobody who appends to it,
- * before or after, loses a block (I4).
+ * its tail is recovered first (N7.3), and no writer that appends to it, before
+ * or after, loses a block (I4).
  */
 #include "engine/maintenance/grouprewrite.h"
 
@@ -73,7 +73,8 @@ recompress(rewrite_fixture *t, const gd_packing *packing)
 
 static rewrite_fixture t;
 
-/* The record says how many slots the codec is of, whatever is appended. */
+/* The record has the number of slots that the codec covers, whatever is
+ * appended. */
 TEST_WITH(test_appended_later, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
     gd_published old, record;
@@ -141,8 +142,7 @@ TEST_WITH(test_appended_to_lists, rewrite_setup(&t, false),
     free(alike);
 }
 
-/* A record that a crash took back: committed recipes name what lies behind
- * it. */
+/* A crash took a record back: committed recipes name blocks behind it. */
 TEST_WITH(test_tail_is_settled, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
     gd_published record;
@@ -190,9 +190,9 @@ TEST_WITH(test_note_codec, rewrite_setup(&t, false), rewrite_teardown(&t))
           record.similar && record.covered == SLOTS / 2);
 }
 
-/* ---- a rename that comes late ---- */
+/* ---- a late rename ---- */
 
-static rewrite_fixture *cut_off; /* whose locks fall in the next rename */
+static rewrite_fixture *cut_off; /* its locks fall in the next rename */
 static gd_repo *writer;
 
 static int
@@ -210,8 +210,8 @@ rename_late(const gd_env *env, int dir, const char *from, const char *to)
     return renameat(dir, from, dir, to) < 0 ? -errno : 0;
 }
 
-/* The locks of the maintainer, or of the collector, fall between its last look
- * and the rename, and a writer on another host stores an image. */
+/* The locks of the maintainer, or of the collector, fall between its last
+ * check and the rename, and a writer on another host stores an image. */
 TEST(test_locks_are_lost)
 {
     for (int collector = 0; collector < 2; collector++) {
@@ -262,7 +262,7 @@ fail_one(fault_call call, uint64_t n)
     fault_env_heal(&t.x.f);
     CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS / 2);
     CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
-    /* Uploads go on, there or elsewhere. */
+    /* Uploads continue, in this group or another. */
     CHECK_INT(rewrite_put(&t, "more", t.two + LENGTH / 2, LENGTH / 4),
               GD_OK);
     CHECK(rewrite_is_image(&t, "more", t.two + LENGTH / 2,

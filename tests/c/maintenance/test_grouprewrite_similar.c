@@ -18,7 +18,7 @@ enum {
     BLOCK = 4096,
     SLOTS = 256, /* 1 MiB: four segments */
     LENGTH = SLOTS * BLOCK,
-    KINDS = 32, /* so many different contents, and things like them */
+    KINDS = 32, /* so many different contents, with similar ones */
 };
 
 #define GROUP_1 "groups/00000001"
@@ -36,7 +36,7 @@ static const gd_packing similar = {
     .codec = GD_CODEC_ZSTD, .level = 1, .similar = true};
 static const gd_packing stored = {.codec = GD_CODEC_ZSTD, .level = 1};
 
-/* Block i resembles block i + KINDS. */
+/* Makes blocks of which block i resembles block i + KINDS. */
 static void
 fill_alike(uint8_t *data)
 {
@@ -73,12 +73,12 @@ open_group(fixture *t)
     gd_group *group = NULL;
     if (!CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, 1,
                                  O_RDONLY, &group, &t->x.err), GD_OK)) {
-        abort(); /* nothing can be looked at */
+        abort(); /* there is no group to check */
     }
     return group;
 }
 
-/* Reads record and entries; whether the group may have lists. */
+/* Reads record and entries; returns true if the group may have lists. */
 static bool
 look(fixture *t)
 {
@@ -127,7 +127,7 @@ free_slots(fixture *t, uint32_t first, uint32_t count)
     gd_owned_group_close(t->owned);
 }
 
-/* Reads every live block by itself.  *listed: segments with lists. */
+/* Reads every live block by itself. *listed: segments with lists. */
 static unsigned
 check_blocks(fixture *t, unsigned *listed)
 {
@@ -170,7 +170,7 @@ end_of_file(fixture *t)
     return t->record.end - gd_fptable_data_start(SLOTS);
 }
 
-/* ---- what is made ---- */
+/* ---- the new file ---- */
 
 TEST(test_similar_blocks_lie_together)
 {
@@ -194,7 +194,8 @@ TEST(test_similar_blocks_lie_together)
                   t.entries[slot % KINDS].segment);
     }
     CHECK(is_image(&t));
-    /* Back, and once more: the file stays one that may have lists. */
+    /* The group is rewritten without similarity, and once more with it: the
+     * file stays one that may have lists. */
     CHECK_INT(rewrite(&t, &stored), GD_OK);
     CHECK(look(&t) && !t.record.similar);
     CHECK_INT(check_blocks(&t, &listed), SLOTS);
@@ -221,7 +222,7 @@ fill_noise(uint8_t *data)
     fill_random(data, LENGTH, 1);
 }
 
-/* One byte everywhere but for the block's number. */
+/* Makes blocks of one byte everywhere but for the block's number. */
 static void
 fill_flat(uint8_t *data)
 {
@@ -248,7 +249,7 @@ TEST(test_degenerate_blocks)
     }
 }
 
-/* Blocks of one byte, and of all lengths up to a few. */
+/* The blocks have one byte, and all lengths up to a few. */
 TEST(test_short_blocks)
 {
     enum { IMAGES = 256 };
@@ -263,7 +264,7 @@ TEST(test_short_blocks)
         char name[16];
         snprintf(name, sizeof name, "i%u", i);
         fill_random(bytes, sizeof bytes, 7 + i);
-        bytes[0] |= 1; /* not zeros alone */
+        bytes[0] |= 1; /* not all zeros */
         CHECK_INT(put_image(t.repo, name, bytes, 1 + i % 8, 8, NULL,
                             &t.x.err), GD_OK);
     }
@@ -319,7 +320,7 @@ TEST(test_what_lives_is_packed_again)
     CHECK_INT(gd_owned_group_live_bytes(t.owned, &bytes, &kept, &t.x.err),
               GD_OK);
     gd_owned_group_close(t.owned);
-    /* Each segment once; of each about as much as lives. */
+    /* Each segment counts once, with about as much as is live. */
     CHECK_INT(bytes, before);
     CHECK(kept > bytes * 55 / 100 && kept < bytes * 66 / 100);
     CHECK_INT(rewrite(&t, NULL), GD_OK);
@@ -414,7 +415,8 @@ TEST(test_swapped_slots_are_an_error)
 
 /* ---- versions ---- */
 
-/* N15.1: it is set before the first byte of the new file, and only for lists. */
+/* N15.1: the feature is set before the first byte of the new file, and only
+ * for lists. */
 TEST_WITH(test_the_feature, setup(&t, fill_alike), teardown(&t))
 {
     CHECK_INT(rewrite(&t, &stored), GD_OK);
@@ -432,7 +434,7 @@ TEST_WITH(test_the_feature, setup(&t, fill_alike), teardown(&t))
     CHECK_INT(scratch_count(&t.x, "features", "", NULL), 1);
 }
 
-/* A reader goes by the version in the group's header. */
+/* A reader obeys the version in the group's header. */
 TEST_WITH(test_the_header_has_another_version, setup(&t, fill_alike),
           teardown(&t))
 {

@@ -72,7 +72,7 @@ end(rewrite_fixture *t, gd_group_rewrite *r)
 
 static rewrite_fixture t;
 
-/* Uploads find the group's duplicates meanwhile, and put off the exchange as
+/* Uploads find the group's duplicates meanwhile, and delay the exchange as
  * long as they name them. */
 TEST_WITH(test_two_stages, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
@@ -102,7 +102,7 @@ TEST_WITH(test_two_stages, rewrite_setup(&t, true), rewrite_teardown(&t))
     end(&t, r);
     CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
     CHECK(record.generation != old.generation);
-    /* What was read, and what was written. */
+    /* The cost has the bytes read, and the bytes written. */
     CHECK_INT(cost_of_all,
               old.end + record.end - 2 * gd_fptable_data_start(SLOTS));
     CHECK_INT(record.flags, GD_GROUP_UNSETTLED);
@@ -112,7 +112,7 @@ TEST_WITH(test_two_stages, rewrite_setup(&t, true), rewrite_teardown(&t))
                         &t.x.err), GD_OK);
     CHECK_INT(atomic_load(&other->counters.hits), 2 * SLOTS);
     gd_repo_close(other);
-    /* What others change keeps it. */
+    /* Other processes' changes keep the codec. */
     own_group(&t, 1);
     free_group_slots(&t, 3, 1);
     require_rewritten(&t);
@@ -137,7 +137,7 @@ TEST_WITH(test_segments_are_joined, rewrite_setup(&t, true),
         CHECK_INT(entries[i].plain_offset, i * BLOCK);
     }
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 3);
-    /* What cannot be made smaller, too. */
+    /* This also holds for a group that cannot be made smaller. */
     r = begin(&t, 2, 19);
     go_through(&t, r);
     uint64_t sizes[2];
@@ -150,7 +150,7 @@ TEST_WITH(test_segments_are_joined, rewrite_setup(&t, true),
     CHECK_INT(entries[SLOTS - 1].segment, entries[0].segment);
 }
 
-/* What no codec made smaller is joined with its like only. */
+/* A segment that no codec made smaller is joined with similar ones only. */
 TEST_WITH(test_raw_segments_stay_apart, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {
@@ -203,13 +203,13 @@ TEST_WITH(test_only_what_is_sealed, rewrite_setup(&t, false),
     gd_owned_group_close(t.owned);
     CHECK_INT(gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "is not sealed");
-    /* Nothing of it is locked any more. */
+    /* No lock of it is left. */
     own_group(&t, 1);
     gd_owned_group_close(t.owned);
 }
 
-/* By somebody who did not take the lease: kind 0 frees a slot, 1 writes a
- * record, 2 puts another file in its place. */
+/* Changes a group without its lease: kind 0 frees a slot, 1 writes a record, 2
+ * puts another file in its place. */
 static void
 change_behind(rewrite_fixture *t, int kind)
 {
@@ -239,8 +239,8 @@ change_behind(rewrite_fixture *t, int kind)
     gd_group_close(group);
 }
 
-static int remembering = -1; /* an open file, of which the process goes on
-                              * seeing the start as it was */
+static int remembering = -1; /* an open file, whose start stays as it was
+                              * for this process */
 static uint8_t *remembered;
 
 static ssize_t
@@ -257,7 +257,7 @@ read_remembered(const gd_env *env, int fd, void *buf, size_t len,
     return (ssize_t)len;
 }
 
-/* On a file system that asks the server only when a file is opened. */
+/* The file system asks the server only when a file is opened. */
 TEST(test_changed_behind_what_is_remembered)
 {
     for (int kind = 0; kind < 2; kind++) {
@@ -293,8 +293,8 @@ TEST(test_changed_meanwhile)
         CHECK_INT(exchange(&t, r), kind == 2 ? GD_BUSY : GD_CORRUPT);
         CHECK_CONTAINS(t.x.err.text, kind == 2 ? "was replaced"
                                                : "had not its lease");
-        /* The task tries again: what was refused once stays refused, and what
-         * was locked for the attempt is not locked any more. */
+        /* The task tries again: the refusal stays, and the attempt leaves no
+         * lock. */
         CHECK_INT(gd_locks_lock_shared(t.repo->locks, 1, &t.x.err), GD_OK);
         gd_locks_unlock_shared(t.repo->locks, 1);
         CHECK_INT(exchange(&t, r), kind == 2 ? GD_BUSY : GD_CORRUPT);
@@ -305,13 +305,13 @@ TEST(test_changed_meanwhile)
     }
 }
 
-/* ---- locks that were lost, and making way ---- */
+/* ---- lost locks, and waiting collectors ---- */
 
 static gd_published left_behind; /* the maintainer's last record */
 
-/* What the server and the maintainer do while this process is cut off: its
- * locks fall, its file in the spool is taken for a dead process's (N6.2), and
- * some blocks of the group are freed. */
+/* The server and the maintainer act while this process is cut off: its locks
+ * fall, its spool file is taken for a dead process's (N6.2), and some blocks
+ * of the group are freed. */
 static void
 collect_behind(rewrite_fixture *t, gd_repo *maintainer, bool excluded)
 {
@@ -333,7 +333,7 @@ collect_behind(rewrite_fixture *t, gd_repo *maintainer, bool excluded)
     gd_owned_group_close(owned);
 }
 
-static rewrite_fixture *cut_off; /* whose locks fall in the next hook */
+static rewrite_fixture *cut_off; /* its locks fall in the next hook */
 static gd_repo *its_maintainer;
 
 static int
@@ -360,10 +360,10 @@ sync_late(const gd_env *env, int fd)
     return fsync(fd) < 0 ? -errno : 0;
 }
 
-/* The locks fall before the exchange (0), between the last look and the rename
- * (1), or after the rename (2).  Whatever the process does then, the
- * maintainer's changes stay, and its generation, too: else stores that others
- * cached before the blocks were freed would be believed (N7.2). */
+/* The locks fall before the exchange (0), between the last check and the
+ * rename (1), or after the rename (2). Whatever the process does then, the
+ * maintainer's changes stay, and its generation, too: otherwise tables that
+ * others cached before the blocks were freed would be used (N7.2). */
 TEST(test_locks_are_lost)
 {
     for (int moment = 0; moment < 3; moment++) {
@@ -401,7 +401,7 @@ TEST(test_locks_are_lost)
     }
 }
 
-/* Another process has the lease, and has changed nothing yet. */
+/* Another process has the lease, and has not changed the group yet. */
 TEST_WITH(test_lease_is_lost, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
     struct stat before, after;
@@ -415,7 +415,7 @@ TEST_WITH(test_lease_is_lost, rewrite_setup(&t, true), rewrite_teardown(&t))
     CHECK_CONTAINS(t.x.err.text, "this one was cut off");
     CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
     CHECK(before.st_ino == after.st_ino);
-    /* It did not lock anything for the attempt. */
+    /* The attempt left no lock. */
     CHECK_INT(gd_locks_lock_exclusive(other->locks, 1, &t.x.err), GD_OK);
     gd_locks_unlock_exclusive(other->locks, 1);
     end(&t, r);
@@ -431,8 +431,8 @@ no_free_space(const gd_env *env, int fd, gd_space *space)
     return 0;
 }
 
-/* A rewriting ends for the collector, and when the disk is full; and its space
- * comes back. */
+/* A rewriting ends for the collector, and when the disk is full; then its
+ * space comes back. */
 TEST(test_makes_way)
 {
     for (int full = 0; full < 2; full++) {
@@ -462,7 +462,7 @@ TEST(test_makes_way)
     }
 }
 
-/* The collector itself rewrites, whatever it has announced. */
+/* The collector itself rewrites in spite of its own intent. */
 TEST_WITH(test_the_collector_makes_no_way, rewrite_setup(&t, true),
           rewrite_teardown(&t))
 {
@@ -473,7 +473,7 @@ TEST_WITH(test_the_collector_makes_no_way, rewrite_setup(&t, true),
     gd_owned_group_close(t.owned);
 }
 
-/* What can be read of the new file is not what was verified. */
+/* Reads of the new file return other bytes than were verified. */
 static ssize_t
 read_wrongly(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
 {
@@ -522,7 +522,7 @@ TEST_WITH(test_note_codec, rewrite_setup(&t, false), rewrite_teardown(&t))
     const gd_packing packing = {.codec = GD_CODEC_ZSTD};
     CHECK_INT(gd_leased_group_note_codec(t.leased, &packing, &t.x.err),
               GD_OK);
-    /* So that a torn write falls back to the record before. */
+    /* A torn write then falls back to the record before. */
     scratch_check_trace(&t.x, "fdatasync pwritev");
     end(&t, r);
     CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_merge.c - merging (N10): the image stays the same to the byte, whatever
- * becomes of it meanwhile; nothing is merged that is not equal, live and
- * published; and a fault anywhere leaves only what the accounting settles.
+ * test_merge.c - merging (N10): the image stays the same to the byte, even if
+ * it is replaced or deleted meanwhile; only equal, live and published blocks
+ * are merged; and a fault anywhere leaves only files that the accounting
+ * removes.
  */
 #include "engine/maintenance/merge.h"
 
@@ -20,14 +21,14 @@ static scratch x;
 static gd_repo *repo;
 static uint8_t data[LENGTH], other[LENGTH];
 
-/* Where an image's blocks are, one after the other. */
+/* The addresses of an image's blocks, one after the other. */
 typedef struct places {
     size_t count;
     uint64_t numbers[2 * BLOCKS];
 } places;
 
-/* Two images of the same blocks, each stored for itself, since there is no
- * filter; in the middle and at the end of them are zeros. */
+/* Stores two images of the same blocks separately, since there is no filter;
+ * in the middle and at the end of them are zeros. */
 static void
 setup(const char *digest, bool by_value)
 {
@@ -85,8 +86,8 @@ by_old(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* A mapping of every `step`th block that is not there already; pairs has room
- * for all. */
+/* Returns a mapping of every `step`th block that is not there already; pairs
+ * has room for all. */
 static gd_mapping
 mapping(const places *from, const places *to, size_t step, uint8_t *pairs)
 {
@@ -141,7 +142,7 @@ exchange(gd_merge *merge)
     return done;
 }
 
-/* ---- what is merged ---- */
+/* ---- merged blocks ---- */
 
 static void
 check_step(size_t step)
@@ -165,7 +166,7 @@ check_step(size_t step)
     CHECK(done);
     after = gd_merge_recipe(merge)->header;
     gd_merge_close(merge);
-    /* Who reads the old recipe goes on. */
+    /* A reader of the old recipe can read on. */
     size_t read = 0;
     uint8_t out[LENGTH];
     CHECK_INT(gd_image_read(image, out, LENGTH, 0, &read, &x.err), GD_OK);
@@ -187,7 +188,7 @@ check_step(size_t step)
         CHECK_INT(now.numbers[i],
                   i % step == 0 ? old.numbers[i] : new.numbers[i]);
     }
-    /* The accounting settles these two; nothing else is left. */
+    /* The accounting removes these two; no other file is left. */
     CHECK_INT(spooled("M-"), 1);
     CHECK_INT(spooled("O-"), 1);
     CHECK_INT(spooled("X-"), 0);
@@ -206,8 +207,8 @@ TEST(test_merge)
     }
 }
 
-/* An extent is cut anew where its blocks no longer follow one another, and
- * joined where they now do. */
+/* An extent is split where its blocks are no longer contiguous, and joined
+ * where they now are. */
 TEST_WITH(test_extents_are_cut_anew, setup("sha256", false), teardown())
 {
     uint8_t pairs[2 * BLOCKS * PAIR];
@@ -219,7 +220,7 @@ TEST_WITH(test_extents_are_cut_anew, setup("sha256", false), teardown())
     CHECK(exchange(merge));
     gd_merge_close(merge);
     merge = merge_all("new", "old");
-    /* Two groups of 64 slots. */
+    /* There are two groups of 64 slots. */
     CHECK_INT(gd_merge_recipe(merge)->header.fragments, 2);
     CHECK(exchange(merge));
     gd_merge_close(merge);
@@ -266,7 +267,7 @@ TEST_WITH(test_bad_mappings, setup("sha256", false), teardown())
               GD_NOTFOUND);
 }
 
-/* ---- what is not ---- */
+/* ---- blocks that are not merged ---- */
 
 static void
 expect(uint64_t from, uint64_t to, gd_status wanted, const char *words)
@@ -341,8 +342,8 @@ TEST_WITH(test_target_that_is_not_published, setup("sha256", false),
     expect(new.numbers[2], old.numbers[2], GD_OK, "");
 }
 
-/* Equal fingerprints of unequal blocks: the block stays where it is, and the
- * others are merged. */
+/* Fingerprints of unequal blocks are equal: the block keeps its address, and
+ * the others are merged. */
 TEST_WITH(test_collisions, setup("weak-8", true), teardown())
 {
     gd_fingerprint fps[BLOCKS];
@@ -364,7 +365,7 @@ TEST_WITH(test_collisions, setup("weak-8", true), teardown())
     REQUIRE(b > 0);
     uint8_t pairs[2 * PAIR];
     gd_merge *merge;
-    /* Block a truly, block b to the one it collides with. */
+    /* Block a is mapped to its copy, block b to the one it collides with. */
     gd_put64(pairs, new.numbers[a]);
     gd_put64(pairs + 8, old.numbers[a]);
     gd_put64(pairs + 16, new.numbers[b]);
@@ -378,7 +379,7 @@ TEST_WITH(test_collisions, setup("weak-8", true), teardown())
     CHECK(exchange(merge));
     gd_merge_close(merge);
     CHECK(reads("new", data));
-    /* Nothing but a collision: there is no M. */
+    /* There is only a collision: there is no M. */
     REQUIRE(gd_merge_open(repo, "new", (gd_mapping){pairs + PAIR, 1}, &merge,
                           &x.err) == GD_OK);
     CHECK_INT(gd_merge_facts_of(merge)->replaced, 0);
@@ -397,8 +398,8 @@ fingerprint(const uint8_t *block, gd_fingerprint *out)
     gd_hasher_close(x.env, hasher);
 }
 
-/* More of them than the list has room for at first: all are kept, and nothing
- * leaks. */
+/* There are more of them than the list has room for at first: all are kept,
+ * and no memory leaks. */
 TEST(test_many_collisions)
 {
     static uint8_t twins[LENGTH];
@@ -441,9 +442,9 @@ check_healing(const char *digest, bool by_value)
     setup(digest, by_value);
     places old = places_of("old"), new = places_of("new");
     set_state(new.numbers[3], GD_ENTRY_DAMAGED);
-    CHECK(reads("new", data)); /* what is marked may be good after all */
+    CHECK(reads("new", data)); /* a marked block may be good after all */
     expect(new.numbers[3], old.numbers[4], GD_CORRUPT, "is not equal");
-    /* It is in the way of no other block's merging. */
+    /* It does not prevent any other block's merging. */
     expect(new.numbers[2], old.numbers[2], GD_OK, "");
     gd_merge *merge = merge_all("new", "old");
     CHECK(exchange(merge));
@@ -458,7 +459,7 @@ TEST(test_healing)
     check_healing("xxh3-128", true);
 }
 
-/* A byte of the block, on the disk; its entry stays as it is. */
+/* Changes a byte of the block on the disk; its entry stays unchanged. */
 static void
 damage(uint64_t number)
 {
@@ -476,9 +477,9 @@ damage(uint64_t number)
     gd_group_close(group);
 }
 
-/* What is marked, and cannot be read, is taken for the block of its fingerprint
- * only where that is cryptographic (I5).  Else it stays where it is, and is in
- * the way of no other. */
+/* A block that is marked, and cannot be read, is replaced by its fingerprint
+ * only if that is cryptographic (I5). Otherwise it keeps its address, and does
+ * not prevent the merging of others. */
 static void
 check_lost(const char *digest, bool by_value, bool healed)
 {
@@ -507,7 +508,7 @@ TEST(test_lost_block)
     check_lost("xxh3-128", true, false);
 }
 
-/* What is not marked may be readable the next time: nobody has judged it. */
+/* An unmarked block may be readable the next time: no scrub has judged it. */
 TEST_WITH(test_unmarked_damage, setup("sha256", true), teardown())
 {
     places old = places_of("old"), new = places_of("new");
@@ -530,7 +531,7 @@ rename_and_look(const gd_env *env, int dir, const char *from, const char *to)
     return real_renameat(env, dir, from, to);
 }
 
-/* With another block's fingerprint in its place, and the entry valid (I7). */
+/* The entry has another block's fingerprint, and is valid (I7). */
 TEST_WITH(test_exchanged_entry, setup("sha256", false), teardown())
 {
     places old = places_of("old"), new = places_of("new");
@@ -547,7 +548,7 @@ TEST_WITH(test_exchanged_entry, setup("sha256", false), teardown())
     expect(new.numbers[0], old.numbers[0], GD_CORRUPT, "committed with");
 }
 
-/* ---- others at work ---- */
+/* ---- other processes at work ---- */
 
 TEST_WITH(test_group_locks, setup("sha256", false), teardown())
 {
@@ -567,8 +568,8 @@ TEST_WITH(test_group_locks, setup("sha256", false), teardown())
     gd_repo_close(collector);
 }
 
-/* Also the groups of blocks that stay are held: only their being named by M
- * keeps them, once the old recipe is gone. */
+/* The groups of blocks that stay are locked, too: once the old recipe is
+ * deleted, only M keeps them. */
 TEST_WITH(test_groups_that_stay_are_locked, setup("sha256", false), teardown())
 {
     gd_repo *collector = scratch_repo(&x);
@@ -614,8 +615,8 @@ TEST_WITH(test_image_is_replaced, setup("sha256", false), teardown())
     CHECK_INT(spooled("X-"), 0);
 }
 
-/* Who deletes holds the image lock from before it looks at the image: an
- * exchange meanwhile could put back what he is about to unlink. */
+/* A delete holds the image lock before it reads the image: an exchange
+ * meanwhile could put back the name that is about to be unlinked. */
 TEST_WITH(test_image_lock_is_held, setup("sha256", false), teardown())
 {
     int lock;
@@ -630,7 +631,7 @@ TEST_WITH(test_image_lock_is_held, setup("sha256", false), teardown())
     CHECK(exchange(merge));
     CHECK_INT(lock_at_rename, GD_BUSY);
     x.f.env.renameat = real_renameat;
-    /* And it was given back. */
+    /* The lock was released. */
     CHECK_INT(gd_locks_lock_image(x.env, x.root, "new", 0, &lock, &x.err),
               GD_OK);
     gd_locks_unlock_image(x.env, lock);
@@ -638,7 +639,7 @@ TEST_WITH(test_image_lock_is_held, setup("sha256", false), teardown())
     gd_merge_close(merge);
 }
 
-/* As long as the merge is open nobody may judge M to be dead. */
+/* While the merge is open no process may judge M to be dead. */
 TEST_WITH(test_writers_lock, setup("sha256", false), teardown())
 {
     gd_merge *merge = merge_all("new", "old");
@@ -653,7 +654,7 @@ TEST_WITH(test_writers_lock, setup("sha256", false), teardown())
 
 /* ---- faults ---- */
 
-/* Each step's sync, by what is left if it fails (N10.2, 5, 7). */
+/* Each step's sync fails in turn, with these files left (N10.2, 5, 7). */
 TEST(test_syncs)
 {
     static const struct {
@@ -691,7 +692,7 @@ TEST(test_syncs)
     }
 }
 
-/* One fault; true if it did not come to it any more. */
+/* Merges with one fault; returns true if the fault did not happen any more. */
 static bool
 merge_with_fault(fault_call call, uint64_t nth, int sys_errno)
 {
@@ -714,7 +715,7 @@ merge_with_fault(fault_call call, uint64_t nth, int sys_errno)
     CHECK(reads("new", data));
     places now = places_of("new");
     CHECK_INT(now.numbers[0], done ? old.numbers[0] : new.numbers[0]);
-    /* What cannot be found out counts as "no longer this image". */
+    /* If this cannot be found out, it counts as "no longer this image". */
     CHECK(done || s != GD_OK || fault);
     CHECK(opened || call == FAULT_ANY || spooled("M-") == 0);
     return !fault;
@@ -740,7 +741,7 @@ TEST(test_faults)
     sweep(FAULT_LOCK, EAGAIN, false);
 }
 
-/* A rename that succeeded and says it did not. */
+/* A rename that succeeds and reports an error. */
 static int
 lying_rename(const gd_env *env, int dir, const char *from, const char *to)
 {

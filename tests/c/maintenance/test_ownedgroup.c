@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_ownedgroup.c - a group that the maintainer has to itself: who is kept
- * out, removal, and each call that fails once.
+ * test_ownedgroup.c - a group that the maintainer locks for itself: processes
+ * that are kept out, removal, and each call that fails once.
  */
 #include "engine/maintenance/ownedgroup.h"
 
@@ -23,7 +23,7 @@ TEST_WITH(test_entering, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(gd_locks_lock_shared(other, 1, NULL), GD_OK);
     CHECK_INT(owned_enter(&t, 1), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "names blocks of group 00000001");
-    CHECK_INT(gd_locks_lease(other, 1, NULL), GD_OK); /* it was given back */
+    CHECK_INT(gd_locks_lease(other, 1, NULL), GD_OK); /* it was released */
     gd_locks_unlease(other, 1);
     gd_locks_unlock_shared(other, 1);
     CHECK_INT(gd_locks_lock_shared(t.repo->locks, 1, NULL), GD_OK);
@@ -36,7 +36,7 @@ TEST_WITH(test_entering, owned_setup(&t), owned_teardown(&t))
     const gd_env *env = gd_env_posix();
     int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
     CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 1);
-    CHECK(is_image(&t, "one", t.one, LENGTH)); /* readers go on */
+    CHECK(is_image(&t, "one", t.one, LENGTH)); /* readers can read on */
     gd_owned_group_close(t.owned);
     CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 0);
     close(raw);
@@ -48,8 +48,8 @@ TEST_WITH(test_entering, owned_setup(&t), owned_teardown(&t))
     gd_locks_close(other);
 }
 
-/* A group that was just made may still be open for who found it in the spool,
- * and has its writer's byte. */
+/* A group that was just made may still be open in a process that found it in
+ * the spool, and has its writer's byte. */
 TEST_WITH(test_who_looks_through_the_spool_keeps_nobody_out, owned_setup(&t),
           owned_teardown(&t))
 {
@@ -88,8 +88,8 @@ note_unlock(const gd_env *env, int fd, uint64_t byte, short type)
     return real_lock(env, fd, byte, type);
 }
 
-/* The lease last: whoever has it next may exclude others at once, and in one
- * process both would be the same lock. */
+/* The lease is released last: its next holder may take the exclusive lock at
+ * once, and in one process both would be the same lock. */
 TEST_WITH(test_leaving, owned_setup(&t), owned_teardown(&t))
 {
     CHECK_INT(owned_enter(&t, 1), GD_OK);
@@ -103,8 +103,8 @@ TEST_WITH(test_leaving, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(unlocked[1], 1);
 }
 
-/* What was read before the locks were held may be of a file that is gone, and
- * what was published since would be lost (I4). */
+/* Data that was read before the locks were held may be of a replaced file, and
+ * later published entries would be lost (I4). */
 TEST_WITH(test_replaced_before_the_lock, owned_setup(&t), owned_teardown(&t))
 {
     struct stat st;
@@ -121,7 +121,7 @@ TEST_WITH(test_replaced_before_the_lock, owned_setup(&t), owned_teardown(&t))
     gd_owned_group_close(t.owned);
 }
 
-/* Every call of it fails once: nothing stays locked, nor open. */
+/* Every call of it fails once: no lock and no file stays open. */
 TEST_WITH(test_entering_fails, owned_setup(&t), owned_teardown(&t))
 {
     for (int kind = 0; kind < 2; kind++) {
@@ -166,7 +166,7 @@ TEST_WITH(test_unlink, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK(!unlink_group(&t));
     require_freed(&t, 1, 63);
-    CHECK(!unlink_group(&t)); /* one lives */
+    CHECK(!unlink_group(&t)); /* one slot is live */
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, &slot, 1, &names, &count,
                                           &t.x.err), GD_OK);
     t.x.env->release(t.x.env, names);
@@ -174,27 +174,27 @@ TEST_WITH(test_unlink, owned_setup(&t), owned_teardown(&t))
     require_freed(&t, 0, 1);
     fault_env_start_trace(&t.x.f);
     CHECK(unlink_group(&t));
-    /* Others may have it open: so its space is given back besides. */
+    /* Other processes may have it open: so its space is given back besides. */
     scratch_check_trace(&t.x, "unlinkat fsync punch");
     CHECK(!scratch_exists(&t.x, GROUP_1));
     CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_CLOSED);
     gd_owned_group_close(t.owned);
     CHECK_INT(t.x.f.descriptors, open - 1); /* this handle's, too */
     CHECK_INT(owned_enter(&t, 1), GD_NOTFOUND);
-    /* The highest-numbered one stays, however empty. */
+    /* The group with the highest number stays, even if it is empty. */
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     require_freed(&t, 0, 32);
     CHECK(!unlink_group(&t));
     gd_owned_group_close(t.owned);
     CHECK(scratch_exists(&t.x, "groups/00000002"));
-    /* Storing goes on, though this handle had the group open, and full. */
+    /* Storing works, though this handle had the group open, and full. */
     CHECK_INT(put_image(t.repo, "again", t.one, LENGTH, LENGTH, NULL,
                         &t.x.err), GD_OK);
     CHECK(is_image(&t, "again", t.one, LENGTH));
     CHECK(!scratch_exists(&t.x, GROUP_1));
 }
 
-/* The name may go late, when a writer has leased the group (I4). */
+/* The name may be removed late, when a writer has leased the group (I4). */
 TEST_WITH(test_unlink_keeps_writers_out, owned_setup(&t), owned_teardown(&t))
 {
     gd_published record;
@@ -211,7 +211,7 @@ TEST_WITH(test_unlink_keeps_writers_out, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(gd_group_read_published(t.owned->leased->group, &record,
                                       &t.x.err), GD_OK);
     CHECK((record.flags & GD_GROUP_POISONED) != 0);
-    CHECK(unlink_group(&t)); /* which takes no second mark */
+    CHECK(unlink_group(&t)); /* there is no second mark */
     gd_owned_group_close(t.owned);
 }
 
@@ -228,7 +228,7 @@ TEST_WITH(test_unlink_is_refused, owned_setup(&t), owned_teardown(&t))
     gd_owned_group_close(t.owned);
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(9) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    CHECK(!unlink_group(&t)); /* who knows what it was */
+    CHECK(!unlink_group(&t)); /* its block is unknown */
     require_freed(&t, 9, 1);
     fault_env_fail(&t.x.f, FAULT_UNLINKAT, 1, EIO, false);
     CHECK_INT(gd_owned_group_unlink(t.owned, &removed, &t.x.err), GD_IO);
@@ -256,7 +256,7 @@ list_and_overtake(const gd_env *env, int dir, const char *path,
     return rc;
 }
 
-/* A number is never used again, also by one who was slow to take it. */
+/* A number is never used again, even by a process that was slow to take it. */
 TEST_WITH(test_numbers_are_not_used_again, owned_setup(&t), owned_teardown(&t))
 {
     uint32_t number;
@@ -277,7 +277,7 @@ TEST_WITH(test_numbers_are_not_used_again, owned_setup(&t), owned_teardown(&t))
 
 /* ---- every call fails once ---- */
 
-/* What a collection of group 1 does where half of its image is still named. */
+/* Collects group 1 while half of its image is still named. */
 static gd_status
 collect(owned_fixture *t)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_ownedgroup_damage.c - what rewriting a group would keep, and what is
- * marked as damaged.
+ * test_ownedgroup_damage.c - the bytes that rewriting a group would keep, and
+ * blocks that are marked as damaged.
  */
 #include "engine/maintenance/ownedgroup.h"
 
 #include "tests/c/support/check.h"
 #include "tests/c/support/owned_fixture.h"
 
-/* ---- what rewriting would keep ---- */
+/* ---- bytes that rewriting would keep ---- */
 
 static void
 check_live_bytes(owned_fixture *t, uint64_t bytes, uint64_t kept)
@@ -63,7 +63,7 @@ TEST(test_mark_damaged)
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, slots, 4, &names, &count,
                                           &t.x.err), GD_OK);
     scratch_check_trace(&t.x, "pwritev fsync pwritev fsync " FREE_ORDER);
-    /* Each file, and their directory. */
+    /* The syncs are of each file, and of their directory. */
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FSYNC) - syncs, 3);
     REQUIRE(count == 2);
     for (uint32_t i = 0; i < 2; i++) {
@@ -85,7 +85,7 @@ TEST(test_mark_damaged)
     CHECK_INT(entries[4].state, GD_ENTRY_FREED);
     CHECK_INT(entries[3].segment, segment_offset(0)); /* keeps its fields */
     CHECK_INT(entries[3].plain_length, BLOCK);
-    /* Once more: nothing to do. */
+    /* The second call has no work. */
     fault_env_start_trace(&t.x.f);
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, slots, 4, &names, &count,
                                           &t.x.err), GD_OK);
@@ -113,7 +113,7 @@ TEST(test_mark_damaged)
     owned_teardown(&t);
 }
 
-/* Nothing is marked before the copies and their directory are durable. */
+/* No block is marked before the copies and their directory are durable. */
 TEST(test_marking_without_a_copy)
 {
     static const uint32_t slots[] = {17, 3};
@@ -134,7 +134,7 @@ TEST(test_marking_without_a_copy)
     }
 }
 
-/* What cannot be read is zeros in the quarantine; the rest is there. */
+/* Unreadable bytes are zeros in the quarantine; the others are there. */
 TEST(test_salvage)
 {
     static const uint32_t slot = 50;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_ownedgroup_free.c - what freeing leaves in a group, in which order it
- * reaches the disk, what is punched and above all what is not.
+ * test_ownedgroup_free.c - freeing a group's slots: its entries, the order in
+ * which changes reach the disk, and the bytes that are punched and above all
+ * those that are not.
  */
 #include "engine/maintenance/ownedgroup.h"
 
@@ -34,11 +35,11 @@ TEST_WITH(test_free, owned_setup(&t), owned_teardown(&t))
         CHECK_INT(entries[i].state,
                   i >= 10 && i < 30 ? GD_ENTRY_FREED : GD_ENTRY_LIVE);
     }
-    /* It keeps nothing else. */
+    /* It keeps no other field. */
     CHECK(gd_fingerprint_equal(&entries[10].fingerprint, &zeros));
     CHECK(entries[10].segment == 0 && entries[10].checksum == 0 &&
           entries[10].plain_length == 0 && entries[10].stored_length == 0);
-    /* What is free is not freed again, nor anything written for it. */
+    /* A free slot is not freed again, nor is any byte written for it. */
     fault_env_start_trace(&t.x.f);
     CHECK_INT(free_slots(&t, 10, 20, &freed), GD_OK);
     CHECK_INT(freed, 0);
@@ -48,7 +49,7 @@ TEST_WITH(test_free, owned_setup(&t), owned_teardown(&t))
     gd_owned_group_close(t.owned);
     CHECK(!is_image(&t, "one", t.one, LENGTH));
     CHECK(is_image(&t, "two", t.two, LENGTH / 2));
-    /* Stored again, it comes whole. */
+    /* The block can be stored again as a whole. */
     CHECK_INT(put_image(t.repo, "again", t.one, LENGTH, LENGTH, NULL,
                         &t.x.err), GD_OK);
     CHECK(is_image(&t, "again", t.one, LENGTH));
@@ -71,7 +72,7 @@ TEST_WITH(test_only_published_slots, owned_setup(&t), owned_teardown(&t))
 }
 
 /* The generation is durable before any entry changes, entries before any hole;
- * see ownedgroup.h for what each wrong order would cost. */
+ * see ownedgroup.h for the damage by each wrong order. */
 TEST_WITH(test_order, owned_setup(&t), owned_teardown(&t))
 {
     uint32_t freed;
@@ -95,7 +96,7 @@ TEST_WITH(test_order, owned_setup(&t), owned_teardown(&t))
         CHECK_INT(freed, 0);
         CHECK_INT(count_state(&t, GD_ENTRY_LIVE), live - (n == 5));
         CHECK((record_of(&t).generation != generation) == (n > 2));
-        /* Then nothing may be punched on the strength of it. */
+        /* No block may be punched because of it. */
         CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_CLOSED);
         CHECK_INT(free_slots(&t, 20, 1, &freed), GD_CLOSED);
         gd_owned_group_close(t.owned);
@@ -103,9 +104,9 @@ TEST_WITH(test_order, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(record_of(&t).sequence, old.sequence + 4);
 }
 
-/* The handle of another process has a fingerprint store cached.  Whatever
- * becomes of the collector while it frees, that store is not believed as soon
- * as an entry is free (N7.2). */
+/* The handle of another process has a fingerprint table cached. However the
+ * collector fails while it frees, that table is not used as soon as an entry
+ * is free (N7.2). */
 TEST(test_cached_stores)
 {
     for (uint64_t n = 1; n <= 6; n++) {
@@ -143,8 +144,8 @@ TEST(test_cached_stores)
     }
 }
 
-/* A generation that another host saw, and that a crash, or the failed fdatasync
- * itself, then took away, is not given to what is freed after that. */
+/* A generation that another host saw, and that a crash, or the failed
+ * fdatasync itself, then undid, is not used for later freed entries. */
 TEST_WITH(test_generation_that_is_lost, owned_setup(&t), owned_teardown(&t))
 {
     enum { RECORDS = 1024 };
@@ -175,8 +176,8 @@ TEST_WITH(test_generation_that_is_lost, owned_setup(&t), owned_teardown(&t))
     gd_repo_close(other);
 }
 
-/* A sync that failed leaves entries that no upload will come to, since the group
- * is poisoned: they are the collector's (I8). */
+/* A sync that failed leaves entries that no upload reuses, since the group is
+ * poisoned: the collector frees them (I8). */
 TEST_WITH(test_tail_of_a_poisoned_group, owned_setup(&t), owned_teardown(&t))
 {
     uint8_t *three = malloc(LENGTH);
@@ -186,7 +187,8 @@ TEST_WITH(test_tail_of_a_poisoned_group, owned_setup(&t), owned_teardown(&t))
                         &t.x.err), GD_IO);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
-    /* Written again, and synced by itself, before it is published. */
+    /* They are written again, and synced separately, before they are
+     * published. */
     scratch_check_trace(&t.x, "pwritev fdatasync pwritev");
     CHECK_INT(t.owned->leased->published.count, SLOTS / 2 + SLOTS / 4);
     CHECK_INT(t.owned->leased->published.flags, GD_GROUP_POISONED);
@@ -202,13 +204,13 @@ TEST_WITH(test_tail_of_a_poisoned_group, owned_setup(&t), owned_teardown(&t))
     free(three);
 }
 
-/* The mark was lost, too, so a writer may come some day.  The collector comes
- * first. */
+/* The mark was lost, too, so a writer may use the group some day. The
+ * collector is first. */
 TEST_WITH(test_tail_of_a_group_whose_poison_is_lost, owned_setup(&t),
           owned_teardown(&t))
 {
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
-    /* Data, entries, then the mark. */
+    /* The writes are of data, of entries, and then of the mark. */
     fault_env_fail(&t.x.f, FAULT_PWRITEV, 3, EIO, false);
     uint8_t *three = malloc(LENGTH);
     fill_random(three, LENGTH, 3);
@@ -225,7 +227,7 @@ TEST_WITH(test_tail_of_a_group_whose_poison_is_lost, owned_setup(&t),
     free(three);
 }
 
-/* Of a writer that was killed before its sync point. */
+/* The bytes are of a writer that was killed before its sync point. */
 TEST_WITH(test_bytes_that_no_entry_names, owned_setup(&t), owned_teardown(&t))
 {
     enum { MORE = 100000 };
@@ -245,8 +247,8 @@ TEST_WITH(test_bytes_that_no_entry_names, owned_setup(&t), owned_teardown(&t))
     free(more);
 }
 
-/* What an earlier collector freed may not be on the disk, if its fdatasync
- * failed: the entries are written again before anything is punched. */
+/* Entries that an earlier collector freed may not be on the disk, if its
+ * fdatasync failed: they are written again before any block is punched. */
 TEST_WITH(test_freed_by_another, owned_setup(&t), owned_teardown(&t))
 {
     uint32_t freed;
@@ -288,7 +290,7 @@ TEST_WITH(test_punch, owned_setup(&t), owned_teardown(&t))
     require_freed(&t, 0, 16);
     require_freed(&t, 32, 8);
     require_freed(&t, 41, 7);
-    /* Neighbours join, with what was left between them. */
+    /* Neighbours join, with the rest between them. */
     CHECK_INT(owned_punch(&t), 2 * STORED + BLOCK);
     CHECK(is_untouched(&t, segment_offset(3), segment_offset(4)));
     require_freed(&t, 48, 16);
@@ -325,7 +327,7 @@ TEST(test_tail_is_recovered)
     CHECK(owned_punch(&t) > 0);
     CHECK_INT(scratch_size(&t.x, GROUP_1), segment_offset(2));
     gd_owned_group_close(t.owned);
-    /* Neither record is valid: all is a tail. */
+    /* Neither record is valid: all slots are a tail. */
     scratch_flip(&t.x, GROUP_1, 512, 1);
     scratch_flip(&t.x, GROUP_1, 1024, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
@@ -343,12 +345,12 @@ TEST_WITH(test_invalid_entries, owned_setup(&t), owned_teardown(&t))
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(17) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     require_freed(&t, 0, 16);
-    /* Nobody knows which bytes it names: so none is given back. */
+    /* The bytes that it names are unknown: so none is given back. */
     fault_env_start_trace(&t.x.f);
     CHECK_INT(owned_punch(&t), 0);
     scratch_check_trace(&t.x, "");
     CHECK(is_untouched(&t, segment_offset(0), segment_offset(4)));
-    CHECK_INT(count_state(&t, GD_ENTRY_INVALID), 1); /* nor was it changed */
+    CHECK_INT(count_state(&t, GD_ENTRY_INVALID), 1); /* it is unchanged */
     require_freed(&t, 17, 1); /* no recipe names it */
     CHECK(owned_punch(&t) > 0);
     CHECK(is_untouched(&t, segment_offset(1), segment_offset(4)));
@@ -361,7 +363,7 @@ TEST_WITH(test_punch_fails, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     require_freed(&t, 0, 16);
     fault_env_fail(&t.x.f, FAULT_PUNCH, 1, EOPNOTSUPP, false);
-    CHECK_INT(owned_punch(&t), 0); /* it comes back by rewriting */
+    CHECK_INT(owned_punch(&t), 0); /* rewriting gives it back */
     fault_env_fail(&t.x.f, FAULT_PUNCH, 1, EIO, false);
     CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_IO);
     CHECK_CONTAINS(t.x.err.text, GROUP_1);

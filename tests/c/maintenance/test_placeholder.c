@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_placeholder.c - what is left of an empty group that has the highest
- * number.
+ * test_placeholder.c - the file of an empty group that has the highest number.
  */
 #include "engine/maintenance/placeholder.h"
 
@@ -32,7 +31,7 @@ leave(owned_fixture *t)
     return bytes;
 }
 
-/* Enters group 2, of whose slots half are published, and frees these. */
+/* Enters group 2, half of whose slots are published, and frees these. */
 static void
 enter_empty(owned_fixture *t)
 {
@@ -52,7 +51,7 @@ TEST(test_it_takes_the_place_of_an_empty_group)
     uint64_t bytes = leave(&t);
     CHECK_INT(disk - disk_bytes(&t, GROUP_2), bytes);
     CHECK(bytes > 0);
-    /* A page of header and records: all else is a hole. */
+    /* There is a page of header and records: the rest is a hole. */
     CHECK(disk_bytes(&t, GROUP_2) <= 4096);
     CHECK_INT(scratch_size(&t.x, GROUP_2), gd_fptable_data_start(SLOTS));
     scratch_read(&t.x, GROUP_2, after, sizeof after, 0);
@@ -66,7 +65,7 @@ TEST(test_it_takes_the_place_of_an_empty_group)
     owned_teardown(&t);
 }
 
-/* It is a group like any other: nothing that reads groups needs to know it. */
+/* It is a group like any other: code that reads groups needs no exception. */
 TEST(test_it_reads_as_a_group_without_blocks)
 {
     owned_fixture t;
@@ -91,7 +90,7 @@ TEST(test_it_reads_as_a_group_without_blocks)
     owned_teardown(&t);
 }
 
-/* New numbers are counted from it, and nobody appends to it. */
+/* New numbers are counted from it, and no writer appends to it. */
 TEST(test_the_next_group_has_the_next_number)
 {
     owned_fixture t;
@@ -106,7 +105,7 @@ TEST(test_the_next_group_has_the_next_number)
     CHECK(scratch_exists(&t.x, "groups/00000003"));
     CHECK(is_image(&t, "again", t.two, LENGTH / 2));
     CHECK(disk_bytes(&t, GROUP_2) <= 4096);
-    CHECK_INT(owned_enter(&t, 2), GD_OK); /* and now it may go */
+    CHECK_INT(owned_enter(&t, 2), GD_OK); /* now it may be removed */
     CHECK_INT(gd_owned_group_unlink(t.owned, &removed, &t.x.err), GD_OK);
     CHECK(removed);
     gd_owned_group_close(t.owned);
@@ -138,14 +137,14 @@ TEST(test_a_group_with_blocks_stays)
     gd_owned_group_close(t.owned);
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(9) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    CHECK_INT(leave(&t), 0); /* who knows what it was */
+    CHECK_INT(leave(&t), 0); /* its block is unknown */
     gd_owned_group_close(t.owned);
     CHECK(scratch_size(&t.x, GROUP_1) > (int64_t)gd_fptable_data_start(SLOTS));
     owned_teardown(&t);
 }
 
 /* A group that was poisoned before its first sync point has all of its
- * fingerprint store. */
+ * fingerprint table. */
 TEST(test_a_group_that_never_had_a_block)
 {
     owned_fixture t;
@@ -169,7 +168,7 @@ TEST(test_a_group_that_never_had_a_block)
     owned_teardown(&t);
 }
 
-/* I4: the rename may come late, when a writer has leased the old file.  So the
+/* I4: the rename may come late, when a writer has leased the old file. So the
  * mark is durable before it; and the new file is whole before it. */
 TEST(test_order)
 {
@@ -191,14 +190,14 @@ TEST(test_order)
     gd_owned_group_close(t.owned);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     fault_env_start_trace(&t.x.f);
-    CHECK(leave(&t) > 0); /* again, without a second mark */
+    CHECK(leave(&t) > 0); /* a second time, without a second mark */
     scratch_check_trace(&t.x, "pwritev ftruncate fsync renameat fsync");
     gd_owned_group_close(t.owned);
     owned_teardown(&t);
 }
 
-/* Until groups/ is synced a crash may bring the old file back: the mark says
- * that it must be, before anything in the group changes. */
+/* Until groups/ is synced a crash may bring the old file back: because of the
+ * mark, it is synced before any change in the group. */
 TEST(test_it_is_unsettled)
 {
     owned_fixture t;
@@ -206,7 +205,8 @@ TEST(test_it_is_unsettled)
     enter_empty(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
-    /* The new file's, and the old one's two if it needs the mark. */
+    /* The syncs are the new file's, and the old one's two if it needs the
+     * mark. */
     fault_env_fail(&t.x.f, FAULT_FSYNC, 2, EIO, false);
     CHECK_INT(gd_placeholder_leave(t.owned, &bytes, &t.x.err),
               GD_IO);
@@ -231,8 +231,7 @@ fail_one(fault_call call, uint64_t n)
     bool hit = fault_env_faults(&t.x.f) > 0;
     fault_env_heal(&t.x.f);
     gd_owned_group_close(t.owned);
-    /* Whatever failed, the other group is as it was, and storing goes
-     * on. */
+    /* Whatever failed, the other group is unchanged, and storing works. */
     CHECK(is_image(&t, "one", t.one, LENGTH));
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     (void)leave(&t);

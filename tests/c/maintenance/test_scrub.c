@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_scrub.c - every flipped byte of a group is noticed for the block that it
- * spoils and for no other; what changes between two readings is no damage; and
- * no fault of the system is taken for damage.
+ * test_scrub.c - every flipped byte of a group is detected for the block that
+ * it damages and for no other; changes between two readings are no damage; and
+ * no fault of the system counts as damage.
  */
 #include "engine/maintenance/scrub.h"
 
@@ -21,7 +21,7 @@ static scratch x;
 static gd_repo *repo;
 static uint8_t data[SIZE];
 static gd_entry entries[BLOCKS];
-static uint64_t seed; /* of the group */
+static uint64_t seed; /* the group's */
 
 static void
 setup(gd_codec codec)
@@ -56,7 +56,7 @@ teardown(void)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* The verdicts of all slots of the image, one digit each. */
+/* Returns the verdicts of all slots of the image, one digit each. */
 static const char *
 verdicts(void)
 {
@@ -90,7 +90,7 @@ segment_end(uint32_t slot)
            entries[slot].stored_length;
 }
 
-/* ---- what is right ---- */
+/* ---- groups without damage ---- */
 
 TEST(test_good)
 {
@@ -113,7 +113,7 @@ TEST(test_good)
     }
 }
 
-/* More of them than are verified in one go. */
+/* There are more of them than are verified at once. */
 TEST(test_many_blocks_in_a_segment)
 {
     enum { MANY = 200 };
@@ -177,7 +177,7 @@ TEST_WITH(test_states_that_are_not_live, setup(GD_CODEC_LZ4), teardown())
     CHECK_CONTAINS(verdicts(), "111110011111");
 }
 
-/* ---- what is not ---- */
+/* ---- damaged groups ---- */
 
 TEST(test_every_byte_of_a_segment)
 {
@@ -187,12 +187,13 @@ TEST(test_every_byte_of_a_segment)
         for (uint64_t at = start; at < end; at++) {
             scratch_flip(&x, GROUP_1, at, (uint8_t)(1 << at % 8));
             const char *text = verdicts();
-            /* Not a word on the neighbours; and this one is told of. */
+            /* The neighbours have good verdicts; and this block has a bad
+             * one. */
             CHECK(memcmp(text, "1111", 4) == 0 &&
                   memcmp(text + 8, "1111", 4) == 0);
             CHECK(memcmp(text + 4, "1111", 4) != 0);
             if (codec == GD_CODEC_NONE && at >= start + GD_SEGMENT_HEADER) {
-                /* The one block that it hits; the others are only worn. */
+                /* Only one block is damaged; the others are only worn. */
                 uint64_t hit = (at - start - GD_SEGMENT_HEADER) / BLOCK;
                 for (unsigned i = 0; i < 4; i++) {
                     CHECK_INT(text[4 + i], i == hit ? '3' : '2');
@@ -223,7 +224,7 @@ TEST_WITH(test_wrong_fingerprint, setup(GD_CODEC_LZ4), teardown())
     entry.fingerprint.bytes[31] ^= 1;
     write_entry(2, &entry);
     CHECK_CONTAINS(verdicts(), "113111111111");
-    /* Who compares checksums only does not see it. */
+    /* A scrub that compares only checksums does not detect it. */
     gd_scrub_result found;
     REQUIRE(gd_scrub(repo, 1, 0, BLOCKS, false, GD_SCRUB_ALL, &found,
                      &x.err) == GD_OK);
@@ -236,7 +237,7 @@ TEST_WITH(test_wrong_fingerprint, setup(GD_CODEC_LZ4), teardown())
     x.env->release(x.env, found.verdicts);
 }
 
-/* Entries that contradict one another about their segment. */
+/* Entries contradict one another about their segment. */
 TEST_WITH(test_entries_that_disagree, setup(GD_CODEC_LZ4), teardown())
 {
     gd_entry entry = entries[4];
@@ -274,8 +275,8 @@ TEST_WITH(test_truncated, setup(GD_CODEC_NONE), teardown())
 
 enum { OPENINGS = 2 }; /* of each reading: one for direct reads */
 
-/* A table of system calls under which something happens between the first and
- * the second reading of a group. */
+/* A table of system calls that runs a function between the first and the
+ * second reading of a group. */
 typedef struct turn {
     gd_env env; /* first */
     const gd_env *real;
@@ -330,7 +331,7 @@ put_back(void)
     scratch_flip(&x, GROUP_1, entries[4].segment + 40, 1);
 }
 
-/* As rewriting does: another file, in which segments lie elsewhere. */
+/* Replaces the file as rewriting does: segments have other offsets. */
 static void
 replace_file(void)
 {
@@ -365,7 +366,7 @@ TEST(test_what_changes_meanwhile_is_no_damage)
         int opened;
         CHECK_CONTAINS(verdicts_around(cases[i].act, &opened),
                        "111111111111");
-        CHECK_INT(opened, OPENINGS); /* nothing to read twice */
+        CHECK_INT(opened, OPENINGS); /* nothing is read twice */
         scratch_flip(&x, GROUP_1, entries[4].segment + 40, 1);
         CHECK_CONTAINS(verdicts_around(cases[i].act, &opened),
                        cases[i].wanted);
@@ -458,7 +459,7 @@ TEST_WITH(test_disk_is_read_and_not_the_cache, setup(GD_CODEC_NONE),
     CHECK(t.direct < 0 || t.read_direct);
     scrub_past_cache(&t, O_DIRECT);
     CHECK(t.dropped_to > t.dropped_from);
-    CHECK_INT(t.dropped_from % 4096, 0); /* whole pages only are forgotten */
+    CHECK_INT(t.dropped_from % 4096, 0); /* only whole pages are dropped */
     CHECK_INT(t.dropped_to % 4096, 0);
 }
 
@@ -481,7 +482,7 @@ TEST(test_direct_reads_are_of_the_file_with_the_entries)
 
 /* ---- threads ---- */
 
-/* More than two windows, judged by any number of threads. */
+/* More than two windows are judged by any number of threads. */
 TEST(test_threads_judge_alike)
 {
     enum { SEGMENT = 65536, SLOTS = 8 * GD_WINDOW / SEGMENT };
@@ -511,7 +512,7 @@ TEST(test_threads_judge_alike)
             CHECK_INT(found.verdicts[slot],
                       flipped ? GD_VERDICT_DAMAGED : GD_VERDICT_GOOD);
         }
-        CHECK_INT(found.bytes, (SLOTS + bad) * size); /* those twice */
+        CHECK_INT(found.bytes, (SLOTS + bad) * size); /* twice read */
         x.env->release(x.env, found.verdicts);
         teardown();
     }
@@ -559,7 +560,7 @@ verdicts_with(uint64_t from, uint64_t to, int number, int failures)
     return text;
 }
 
-/* An error of the disk is damage, of exactly what could not be read. */
+/* An error of the disk is damage, of exactly the unreadable blocks. */
 TEST_WITH(test_unreadable_place, setup(GD_CODEC_NONE), teardown())
 {
     uint64_t from = entries[8].segment, to = segment_end(8);

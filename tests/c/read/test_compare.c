@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_compare.c - blocks compared by their bytes: only equal ones are equal,
- * whatever is wrong with what is stored, and few calls are made for it.
+ * even with damaged groups, and few calls are made for it.
  */
 #include "engine/read/compare.h"
 
@@ -83,7 +83,7 @@ address_of(int i)
     return (gd_address){1 + (uint32_t)i / SLOTS, (uint32_t)i % SLOTS};
 }
 
-/* Whether what is stored of block i is found to be equal to block k. */
+/* Returns true if the stored block i is found to be equal to block k. */
 static bool
 is_equal(int i, int k)
 {
@@ -101,7 +101,7 @@ count_equal(int first, int end)
     return equal;
 }
 
-/* ---- equal or not ---- */
+/* ---- verdicts ---- */
 
 TEST(test_every_codec)
 {
@@ -127,7 +127,7 @@ TEST_WITH(test_every_byte_counts, setup(GD_CODEC_LZ4, "xxh3-128"), teardown())
     CHECK(is_equal(20, 20));
 }
 
-/* Equal fingerprints, other bytes. */
+/* The fingerprints are equal, and the bytes differ. */
 TEST_WITH(test_false_friends, setup(GD_CODEC_NONE, "weak-8"), teardown())
 {
     int friends = 0;
@@ -159,7 +159,7 @@ TEST_WITH(test_other_lengths_and_places, setup(GD_CODEC_NONE, "xxh3-128"),
     }
 }
 
-/* ---- what is stored is not as it should be ---- */
+/* ---- damaged groups ---- */
 
 TEST(test_damage)
 {
@@ -177,7 +177,7 @@ TEST(test_damage)
         }
     }
     teardown();
-    /* What cannot be read spoils what was read before. */
+    /* An unreadable segment replaces the one read before in memory. */
     setup(GD_CODEC_NONE, "xxh3-128");
     scratch_flip(&t.x, "groups/00000001", start + segment, 1);
     CHECK(is_equal(0, 0) && !is_equal(IN_SEGMENT, IN_SEGMENT));
@@ -226,7 +226,8 @@ TEST_WITH(test_only_live_blocks, setup(GD_CODEC_NONE, "xxh3-128"), teardown())
     }
 }
 
-/* Entries that were read along with others, before they were published. */
+/* Entries that were read along with others, before they were published, are
+ * read again. */
 TEST_WITH(test_published_since, setup(GD_CODEC_NONE, "xxh3-128"), teardown())
 {
     static const gd_entry empty[20];
@@ -238,7 +239,7 @@ TEST_WITH(test_published_since, setup(GD_CODEC_NONE, "xxh3-128"), teardown())
     CHECK_INT(count_equal(0, SLOTS), SLOTS);
 }
 
-/* An entry leads into another segment than the one that it is of. */
+/* An entry leads into another segment than its own. */
 TEST_WITH(test_entry_of_another_segment, setup(GD_CODEC_NONE, "weak-8"),
           teardown())
 {
@@ -253,7 +254,7 @@ TEST_WITH(test_entry_of_another_segment, setup(GD_CODEC_NONE, "weak-8"),
     CHECK(!is_equal(8, 16));
 }
 
-/* Entries of the one group are not taken for those of the other. */
+/* Entries of one group are not used for another group. */
 TEST_WITH(test_namesakes_in_two_groups, setup(GD_CODEC_NONE, "xxh3-128"),
           teardown())
 {
@@ -299,7 +300,8 @@ TEST_WITH(test_groups_are_given_back, setup(GD_CODEC_NONE, "xxh3-128"),
 
 /* ---- calls ---- */
 
-/* One for the entries, one for each segment; two for opening a group. */
+/* There is one for the entries, one for each segment, and two for opening a
+ * group. */
 TEST_WITH(test_neighbours_cost_few_calls, setup(GD_CODEC_NONE, "xxh3-128"),
           teardown())
 {
@@ -316,7 +318,7 @@ TEST_WITH(test_neighbours_cost_few_calls, setup(GD_CODEC_NONE, "xxh3-128"),
     CHECK_INT(fault_env_count(&t.x.f, FAULT_ANY) - calls, 0);
 }
 
-/* What cannot be read once is unequal once. */
+/* A block that cannot be read once is unequal once. */
 TEST_WITH(test_failures, setup(GD_CODEC_LZ4, "xxh3-128"), teardown())
 {
     for (int kind = 0; kind < 2; kind++) {

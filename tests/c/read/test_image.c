@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_image.c - reading: any range is exact, and whatever is damaged,
- * exchanged or missing is an error that names it, never wrong bytes (I7).
+ * test_image.c - reading: any range is exact, and damaged, exchanged or
+ * missing data is an error that names it, never wrong bytes (I7).
  */
 #include "engine/read/image.h"
 
@@ -53,7 +53,7 @@ put(const char *image_id, const uint8_t *data, size_t length)
     }
 }
 
-/* GD_OK only with exactly these bytes. */
+/* Returns GD_OK only if the bytes are exactly these. */
 static gd_status
 get(const char *image_id, const uint8_t *data, size_t length)
 {
@@ -65,8 +65,8 @@ get(const char *image_id, const uint8_t *data, size_t length)
 
 /* ---- shared file systems ---- */
 
-/* On a shared file system, what does not verify is read again beside the page
- * cache before it counts as damaged. */
+/* On a shared file system, data that does not verify is read again beside the
+ * page cache before it counts as damaged. */
 TEST(test_n13_3_old_pages_are_read_again)
 {
     enum { SIZE = 200 * 512 + 77, HEADER = 1536 };
@@ -77,7 +77,7 @@ TEST(test_n13_3_old_pages_are_read_again)
         put("a", data, SIZE);
         x.f.shared = shared != 0;
         another_handle();
-        /* Old entries, and old blocks; then old blocks alone. */
+        /* The old data is entries and blocks; then only blocks. */
         x.f.stale_from = HEADER;
         CHECK_INT(get("a", data, SIZE), shared ? GD_OK : GD_CORRUPT);
         x.f.stale_from = gd_fptable_data_start(64);
@@ -88,7 +88,7 @@ TEST(test_n13_3_old_pages_are_read_again)
     }
 }
 
-/* What is appended there is read back, and found again by another handle. */
+/* Blocks appended there are read back, and found by another handle. */
 TEST(test_written_and_read_beside_the_page_cache)
 {
     enum { SIZE = 150 * 512 };
@@ -157,7 +157,7 @@ TEST(test_ranges)
     }
 }
 
-/* Windows of 4 MiB, big segments, and reads that join neighbours. */
+/* Reads cross windows of 4 MiB and big segments, and join neighbours. */
 TEST(test_windows)
 {
     enum { SIZE = (9 << 20) + 99 };
@@ -182,7 +182,8 @@ TEST(test_windows)
     }
 }
 
-/* Extents on many pages, each of one block, in no order in the group. */
+/* The extents are on many pages, each of one block, in random order in the
+ * group. */
 TEST(test_many_extents)
 {
     enum { BLOCKS = 2000 };
@@ -242,7 +243,7 @@ TEST_WITH(test_open, setup(4096, 64, 65536, GD_CODEC_LZ4), teardown())
     CHECK_INT(gd_image_open(repo, "a", upload_id, &image, &x.err),
               GD_NOTFOUND);
     CHECK_CONTAINS(x.err.text, "another upload");
-    /* Under another's name. */
+    /* The recipe has another image's name. */
     CHECK_INT(linkat(x.root, "images/a", x.root, "images/c", 0), 0);
     CHECK_INT(gd_image_open(repo, "c", NULL, &image, &x.err), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "images/c");
@@ -265,8 +266,9 @@ TEST_WITH(test_deleted_while_open, setup(512, 64, 4096, GD_CODEC_LZ4),
 
 /* ---- damage ---- */
 
-/* Every byte of the file, one after the other: an error that names it, or what
- * was stored; and once it is as it was, all is well. */
+/* Every byte of the file is changed, one after the other: the result is an
+ * error that names the file, or the right bytes; and with the original byte
+ * all is well. */
 static void
 check_every_byte(const char *name, const uint8_t *data, size_t length,
                  unsigned step)
@@ -287,7 +289,7 @@ check_every_byte(const char *name, const uint8_t *data, size_t length,
     }
     CHECK_INT(get("a", data, length), GD_OK);
     CHECK(refused > 0);
-    /* All of a recipe is under checksums. */
+    /* All of a recipe has checksums. */
     CHECK(opened > 0 || strncmp(name, "images/", 7) == 0);
     CHECK(opened == 0 || strncmp(name, "groups/", 7) == 0);
 }
@@ -305,7 +307,8 @@ TEST(test_every_byte)
     }
 }
 
-/* The bytes of every block and every entry are refused, unread bytes aside. */
+/* A change of any byte of a block or entry is refused; unread bytes are
+ * ignored. */
 TEST_WITH(test_every_stored_byte_counts, setup(512, 64, 4096, GD_CODEC_NONE),
           teardown())
 {
@@ -374,8 +377,8 @@ read_entry(uint32_t slot)
     return entry;
 }
 
-/* Entries that are valid in themselves, but not what the image was committed
- * with, or not what the segments say. */
+/* The entries are valid, but not those that the image was committed with, or
+ * not those of the segments. */
 TEST_WITH(test_entries_that_lie, setup(512, 64, 4096, GD_CODEC_NONE),
           teardown())
 {
@@ -422,8 +425,8 @@ TEST_WITH(test_entries_that_lie, setup(512, 64, 4096, GD_CODEC_NONE),
         CHECK_CONTAINS(x.err.text, "slot 3");
         CHECK_CONTAINS(x.err.text, "images/a");
     }
-    /* A block that is known to be damaged is tried all the same: what hindered
-     * its reading may have passed. */
+    /* A block that is known to be damaged is read all the same: the cause may
+     * have passed. */
     gd_entry damaged = good;
     damaged.state = GD_ENTRY_DAMAGED;
     write_entry(3, &damaged);
@@ -443,7 +446,7 @@ TEST_WITH(test_entries_that_lie, setup(512, 64, 4096, GD_CODEC_NONE),
     CHECK_INT(get("a", data, sizeof data), GD_OK);
 }
 
-/* Compressed bytes of any kind, under a right header. */
+/* The segment has any compressed bytes, and a right header. */
 TEST(test_hostile_segments)
 {
     static uint8_t data[8 * 512], kept[8192];
@@ -470,8 +473,8 @@ TEST(test_hostile_segments)
     }
 }
 
-/* I7: a group put back from an older copy, where the slots were used for
- * something else since. */
+/* I7: a group is replaced by an older copy, whose slots other blocks have used
+ * since. */
 TEST_WITH(test_older_copy_of_a_group, setup(512, 64, 4096, GD_CODEC_NONE),
           teardown())
 {
@@ -485,7 +488,7 @@ TEST_WITH(test_older_copy_of_a_group, setup(512, 64, 4096, GD_CODEC_NONE),
     scratch_read(&x, GROUP_1, first, size, 0);
     put("a", data, sizeof data);
     CHECK_INT(get("a", data, sizeof data), GD_OK);
-    /* The machine's disk goes back in time, and time goes on. */
+    /* The machine's disk goes back in time, and new images are stored. */
     scratch_truncate(&x, GROUP_1, size);
     scratch_write(&x, GROUP_1, first, size, 0);
     another_handle();
@@ -500,8 +503,9 @@ TEST_WITH(test_older_copy_of_a_group, setup(512, 64, 4096, GD_CODEC_NONE),
     free(first);
 }
 
-/* The collector rewrote the group, and it was appended to, while this handle
- * had the old file open: what looks like damage is looked up by name. */
+/* The collector rewrote the group, and blocks were appended, while this handle
+ * had the old file open: apparent damage is checked in the file that now has
+ * the name. */
 TEST_WITH(test_rewritten_group, setup(512, 64, 4096, GD_CODEC_NONE),
           teardown())
 {
@@ -525,7 +529,7 @@ TEST_WITH(test_rewritten_group, setup(512, 64, 4096, GD_CODEC_NONE),
 
 /* ---- failures ---- */
 
-/* Each call failing once: an error of its kind, or all bytes. */
+/* Each call fails once: the result is an error of its kind, or all bytes. */
 TEST_WITH(test_failures, setup(512, 64, 4096, GD_CODEC_ZSTD), teardown())
 {
     static const int errors[] = {EIO, ENOMEM};
@@ -550,7 +554,7 @@ TEST_WITH(test_failures, setup(512, 64, 4096, GD_CODEC_ZSTD), teardown())
             }
             CHECK_INT(get("a", data, sizeof data), GD_OK);
         }
-        /* A read that fails once is tried once more. */
+        /* A read that fails once is repeated once. */
         CHECK(failed > 3);
     }
     fault_env_shorten(&x.f, 77);
@@ -559,7 +563,7 @@ TEST_WITH(test_failures, setup(512, 64, 4096, GD_CODEC_ZSTD), teardown())
     CHECK_INT(get("a", data, sizeof data), GD_OK);
 }
 
-/* A disk that goes on failing is not damage. */
+/* Repeated failures of the disk are not damage. */
 TEST_WITH(test_failing_disk, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
 {
     static uint8_t data[100 * 512];
@@ -587,7 +591,7 @@ cache_stats(void)
     return stats;
 }
 
-/* Exact with any budget, and from memory when all has room. */
+/* Reads are exact with any budget, and from memory when all segments fit. */
 TEST(test_cached_ranges)
 {
     enum { SIZE = 900 * 512 + 77 };
@@ -624,7 +628,7 @@ TEST(test_cached_ranges)
     }
 }
 
-/* Also a read of a single byte keeps the whole segment, for all images. */
+/* A read of a single byte also caches the whole segment, for all images. */
 TEST_WITH(test_cache_is_shared, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
 {
     static uint8_t data[32 * 512];
@@ -643,8 +647,8 @@ TEST_WITH(test_cache_is_shared, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
     gd_image_close(b);
 }
 
-/* What is taken out of the cache is verified, too (I7), and what does not
- * verify is read from the disk, and kept anew. */
+/* Cached segments are verified, too (I7), and one that does not verify is read
+ * from the disk, and cached again. */
 TEST_WITH(test_damaged_cache, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
 {
     static uint8_t data[8 * 512];
@@ -667,8 +671,8 @@ TEST_WITH(test_damaged_cache, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
     CHECK_INT(get("a", data, sizeof data), GD_OK);
 }
 
-/* The rewritten file has another segment in the same place: the old file's are
- * not taken for it. */
+/* The rewritten file has another segment in the same place: the cache does not
+ * confuse it with the old one. */
 TEST(test_cache_of_a_rewritten_group)
 {
     static uint8_t data[16 * 512], bytes[8192 + 2 * (4096 + 32)];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_readahead.c - what is asked of the disk before it is read: all of it,
- * once, in its order there, and counted.
+ * test_readahead.c - readahead requests before reads: for all the data, once,
+ * in its order on the disk, and counted.
  */
 #include "engine/read/readahead.h"
 
@@ -27,7 +27,7 @@ enum {
 static scratch x;
 static gd_repo *repo;
 
-/* What the disk was asked for. */
+/* The readahead requests. */
 static struct asked {
     ino_t inode;
     uint64_t offset, length;
@@ -96,7 +96,7 @@ inode_of(const char *name)
     return st.st_ino;
 }
 
-/* How often a byte of a file was asked for. */
+/* Returns the number of requests for a byte of a file. */
 static unsigned
 times_asked(ino_t inode, uint64_t offset)
 {
@@ -108,7 +108,7 @@ times_asked(ino_t inode, uint64_t offset)
     return times;
 }
 
-/* Requests for the group's data, and their bytes. */
+/* Counts the requests for the group's data, and their bytes. */
 static size_t
 data_requests(ino_t group, uint64_t start, uint64_t *bytes)
 {
@@ -123,9 +123,9 @@ data_requests(ino_t group, uint64_t start, uint64_t *bytes)
     return count;
 }
 
-/* ---- a range here and there ---- */
+/* ---- single ranges ---- */
 
-/* The recipe, the entries, the segment: three seeks, once. */
+/* The recipe, the entries and the segment are three seeks, once. */
 TEST_WITH(test_one_range, setup(32768), teardown())
 {
     static uint8_t data[4 * MIB];
@@ -149,7 +149,8 @@ TEST_WITH(test_one_range, setup(32768), teardown())
     CHECK_INT(atomic_load(&seeks->seeks), 3);
     CHECK_INT(atomic_load(&seeks->bytes),
               asked[0].length + asked[1].length + STORED);
-    /* The same group again: its whole store, since more will follow. */
+    /* The second range of the group requests its whole table, since more will
+     * follow. */
     asked_count = 0;
     read_range(image, data, 3 * MIB, BLOCK);
     REQUIRE(asked_count == 5);
@@ -157,7 +158,7 @@ TEST_WITH(test_one_range, setup(32768), teardown())
     CHECK_INT(asked[3].offset + asked[3].length, gd_entry_offset(32768));
     CHECK_INT(times_asked(group, start + 32 * STORED), 1);
     CHECK_INT(atomic_load(&seeks->reads), 5);
-    /* From now on only data; of zeros, nothing. */
+    /* From now on only data is requested; for zeros, none is. */
     asked_count = 0;
     read_range(image, data, 0, BLOCK);
     CHECK_INT(asked_count, 1);
@@ -167,7 +168,7 @@ TEST_WITH(test_one_range, setup(32768), teardown())
     gd_image_close(image);
 }
 
-/* Damage is for the read to find. */
+/* The read itself detects damage. */
 TEST_WITH(test_damage, setup(64), teardown())
 {
     static uint8_t data[16 * BLOCK];
@@ -196,10 +197,10 @@ TEST_WITH(test_damage, setup(64), teardown())
     gd_image_close(image);
 }
 
-/* ---- reading on ---- */
+/* ---- sequential reads ---- */
 
-/* Each byte that is needed is asked for once, before it is read, and never too
- * far ahead, whatever the pieces. */
+/* Each necessary byte is requested once, before it is read, and never too far
+ * ahead, whatever the pieces. */
 TEST_SINGLE(test_reading_on)
 {
     enum { SIZE = 90 * MIB, SLOTS = 4096 };
@@ -222,7 +223,7 @@ TEST_SINGLE(test_reading_on)
                 ahead_most = image->ahead.end - at;
             }
         }
-        /* 5 MiB of zeros count as nothing. */
+        /* 5 MiB of zeros do not count. */
         CHECK(ahead_most > 20 * MIB && ahead_most <= (32 + 16 + 5) * MIB);
         for (uint32_t group = 1; group <= 6; group++) {
             char name[GD_NAME_SIZE];
@@ -246,7 +247,7 @@ TEST_SINGLE(test_reading_on)
     teardown();
 }
 
-/* However long the image. */
+/* The limit holds for images of any length. */
 TEST_SINGLE(test_farthest)
 {
     enum { SIZE = 25 * MIB, TIMES = 8 };
@@ -267,8 +268,8 @@ TEST_SINGLE(test_farthest)
     teardown();
 }
 
-/* What lies in many places is asked for farther ahead, so that more of them
- * are neighbours. */
+/* Data in many places is requested farther ahead, so that more of it is
+ * adjacent. */
 TEST_SINGLE(test_scattered)
 {
     enum { BASE = 4 * MIB, PLACES = 4, TIMES = 1040 };
@@ -295,7 +296,7 @@ TEST_SINGLE(test_scattered)
     teardown();
 }
 
-/* Whoever does not read on is not read ahead for. */
+/* For a reader that jumps, no data is requested ahead. */
 TEST_SINGLE(test_jumps)
 {
     enum { SIZE = 24 * MIB };
@@ -317,7 +318,7 @@ TEST_SINGLE(test_jumps)
     teardown();
 }
 
-/* What another thread reads while one is asking. */
+/* The reads of another thread while one is requesting. */
 static struct meanwhile {
     gd_image *image;
     const uint8_t *data;
@@ -337,12 +338,13 @@ read_meanwhile(const gd_env *env, int fd, uint64_t offset, uint64_t length)
         meanwhile.image = NULL;
         meanwhile.requests = 0;
         read_range(image, meanwhile.data, MIB, BLOCK);
-        /* Its segment; whoever is asking has the rest. */
+        /* The request is for its segment; the requesting thread has the
+         * rest. */
         CHECK_INT(meanwhile.requests, 1);
     }
 }
 
-/* Nobody waits for another's asking, nor does it at the same time. */
+/* No thread waits for another's requests, or makes them at the same time. */
 TEST_WITH(test_asking_at_once, setup(1024), teardown())
 {
     static uint8_t data[4 * MIB];
@@ -356,7 +358,7 @@ TEST_WITH(test_asking_at_once, setup(1024), teardown())
     gd_image_close(image);
 }
 
-/* As dedupd does: threads read the pieces of one image. */
+/* Threads read the pieces of one image, as in dedupd. */
 typedef struct crew {
     gd_image *image;
     const uint8_t *data;
@@ -407,8 +409,8 @@ TEST(test_threads)
 
 /* ---- the order of the disk ---- */
 
-/* An image whose blocks lie backwards: its groups, and what lies in them, are
- * asked for forwards. */
+/* The image's blocks are in reverse order: its groups, and their segments, are
+ * requested forwards. */
 TEST(test_order)
 {
     enum { SIZE = 4 * MIB };
@@ -425,7 +427,8 @@ TEST(test_order)
     gd_seeks *seeks = &repo->counters.image;
     unsigned before = (unsigned)atomic_load(&seeks->seeks);
     read_range(image, turned, 0, SIZE);
-    /* The recipe, and each group's entries and data: 1024 extents. */
+    /* These are the recipe, and each group's entries and data: 1024
+     * extents. */
     CHECK_INT(atomic_load(&seeks->seeks) - before, 5);
     ino_t group = asked[1].inode;
     CHECK_INT(group, inode_of(GROUP_1));
@@ -470,7 +473,7 @@ TEST(test_order_in_a_group)
     teardown();
 }
 
-/* Segments `every` so many are read of a group. */
+/* Reads segments of a group, one of `every` so many. */
 static size_t
 requests_for_every(const uint8_t *data, unsigned every, uint64_t *bytes)
 {
@@ -490,14 +493,14 @@ requests_for_every(const uint8_t *data, unsigned every, uint64_t *bytes)
                          bytes);
 }
 
-/* Gaps are read over, but no more in vain than is wanted. */
+/* Gaps are read, too, but within the limit for wasted bytes. */
 TEST_WITH(test_gaps, setup(32768), teardown())
 {
     static uint8_t data[4 * MIB];
     uint64_t bytes;
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
-    /* One stretch, in requests of 512 KiB. */
+    /* One range comes in requests of 512 KiB. */
     CHECK_INT(requests_for_every(data, 1, &bytes), 9);
     CHECK_INT(bytes, 64 * STORED);
     CHECK_INT(requests_for_every(data, 2, &bytes), 8);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_spare.c - spare copies: whole or not at all, verified by fingerprint,
- * and in the place of a block that is damaged, never of another.
+ * test_spare.c - spare copies: whole or not there, verified by fingerprint,
+ * and read only for a block that is damaged.
  */
 #include "engine/read/spare.h"
 
@@ -49,7 +49,7 @@ another_handle(void)
     repo = scratch_repo_filter(&x);
 }
 
-/* An image of which every block is in group 1, slot by slot. */
+/* Makes an image of which every block is in group 1, slot by slot. */
 static void
 setup(gd_codec codec)
 {
@@ -174,7 +174,7 @@ TEST(test_write_and_read)
         scratch_read(&x, SPARES_1, scope, sizeof scope, 32);
         memset(wanted, 0xff, sizeof wanted);
         CHECK(memcmp(scope, wanted, sizeof scope) == 0);
-        /* Anew with others, and without any. */
+        /* The copies are written again with others, and without any. */
         CHECK_INT(write_spares(addresses + 25, 5), GD_OK);
         clock_now++;
         CHECK(!spare_is(0) && spare_is(25) && spare_is(29));
@@ -189,7 +189,7 @@ TEST(test_write_and_read)
     }
 }
 
-/* By all that is known of it. */
+/* A copy is found only by all facts about its block. */
 TEST_WITH(test_only_that_block, setup(GD_CODEC_LZ4), teardown())
 {
     uint8_t out[BLOCK];
@@ -202,7 +202,8 @@ TEST_WITH(test_only_that_block, setup(GD_CODEC_LZ4), teardown())
     CHECK_INT(gd_spare_read(repo, &gd_global_scope, &a.fingerprint, BLOCK - 1,
                             a.checksum, out, &found, &x.err), GD_OK);
     CHECK(!found);
-    /* A copy that says it is a, with b's bytes and their right checksum. */
+    /* This copy has a's fingerprint, with b's bytes and their right
+     * checksum. */
     gd_entry lie = entry_of(SPARES_1, 5);
     lie.fingerprint = a.fingerprint;
     write_entry(SPARES_1, 5, &lie);
@@ -210,11 +211,11 @@ TEST_WITH(test_only_that_block, setup(GD_CODEC_LZ4), teardown())
     CHECK_INT(gd_spare_read(repo, &gd_global_scope, &a.fingerprint, BLOCK,
                             b.checksum, out, &found, &x.err), GD_OK);
     CHECK(!found);
-    CHECK(spare_is(4)); /* its namesake does not stand in its way */
+    CHECK(spare_is(4)); /* another copy with its name does no harm */
 }
 
-/* Other processes' files are noticed, but the directory is not listed for every
- * block that is missed. */
+/* Other processes' files are found, but the directory is not listed for every
+ * missing block. */
 TEST_WITH(test_listing, setup(GD_CODEC_LZ4), teardown())
 {
     gd_repo *other = scratch_repo_filter(&x);
@@ -253,7 +254,7 @@ TEST_WITH(test_what_is_refused, setup(GD_CODEC_LZ4), teardown())
     CHECK_INT(scratch_count(&x, "spool", "G-", NULL), 0);
 }
 
-/* A block that is damaged now keeps the copy that it has. */
+/* A block that is damaged now keeps its copy. */
 TEST_WITH(test_written_anew_from_itself, setup(GD_CODEC_NONE), teardown())
 {
     CHECK_INT(write_spares(addresses, 10), GD_OK);
@@ -264,7 +265,7 @@ TEST_WITH(test_written_anew_from_itself, setup(GD_CODEC_NONE), teardown())
     for (uint32_t i = 0; i < 20; i++) {
         CHECK(spare_is(i));
     }
-    /* Without one, the old file stays as it is. */
+    /* If a block has no copy, the old file stays unchanged. */
     spoil(25);
     CHECK_INT(write_spares(addresses, BLOCKS), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "slot 25");
@@ -272,7 +273,7 @@ TEST_WITH(test_written_anew_from_itself, setup(GD_CODEC_NONE), teardown())
     CHECK(spare_is(3) && spare_is(19) && !spare_is(26));
 }
 
-/* ---- in the place of damaged blocks ---- */
+/* ---- reads of damaged blocks ---- */
 
 TEST(test_read_of_damaged_blocks)
 {
@@ -286,8 +287,9 @@ TEST(test_read_of_damaged_blocks)
         mark_damaged(20);
         CHECK_INT(get(), GD_OK);
         CHECK(spare_reads() > before);
-        /* Frames, too, also where some were made before it is noticed. */
-        spoil(3); /* so that it is as it was */
+        /* Frames contain copies, too, even if some were made before the damage
+         * is found. */
+        spoil(3); /* restores the byte */
         spoil(27);
         gd_image *image;
         gd_frames frames;
@@ -318,14 +320,14 @@ TEST(test_read_of_damaged_blocks)
     }
 }
 
-/* The data part of the group is gone altogether. */
+/* The data part of the group is lost altogether. */
 TEST_WITH(test_lost_segments, setup(GD_CODEC_LZ4), teardown())
 {
     CHECK_INT(write_spares(addresses, BLOCKS), GD_OK);
     scratch_truncate(&x, GROUP_1, 8192 + 100);
     CHECK_INT(get(), GD_OK);
     CHECK_INT(spare_reads(), BLOCKS);
-    /* But nothing tells what a block was when its entry is gone. */
+    /* But without its entry, a block's contents are unknown. */
     const gd_entry freed = {.state = GD_ENTRY_FREED};
     write_entry(GROUP_1, 3, &freed);
     CHECK_INT(get(), GD_CORRUPT);
@@ -363,7 +365,8 @@ TEST_WITH(test_unreadable_segments, setup(GD_CODEC_LZ4), teardown())
     x.f.env.pread = good_pread;
 }
 
-/* Every byte of the copies, while they are needed: never wrong data. */
+/* Every byte of the copies is changed, while they are needed: reads never
+ * return wrong data. */
 TEST(test_every_byte_of_a_spare)
 {
     unsigned refused = 0;
@@ -375,7 +378,7 @@ TEST(test_every_byte_of_a_spare)
     int64_t size = scratch_size(&x, SPARES_1);
     for (int64_t at = 0; at < size; at += SWEEP_STRIDE) {
         if (at > 5000 && at < 8000) {
-            continue; /* nothing is there */
+            continue; /* an unused area */
         }
         scratch_flip(&x, SPARES_1, (uint64_t)at, (uint8_t)(1 << at % 8));
         another_handle();
@@ -387,7 +390,7 @@ TEST(test_every_byte_of_a_spare)
     CHECK(refused > 1000 / SWEEP_STRIDE);
     another_handle();
     CHECK_INT(get(), GD_OK);
-    /* Noise, or nothing, under the name. */
+    /* The file has noise, or no bytes. */
     uint8_t noise[9000];
     fill_random(noise, sizeof noise, 1);
     scratch_write(&x, SPARES_1, noise, sizeof noise, 0);
@@ -440,7 +443,7 @@ TEST(test_failures)
     }
 }
 
-/* Durable before it has its name. */
+/* The file is durable before it has its name. */
 TEST(test_nothing_unsynced_gets_the_name)
 {
     for (uint64_t n = 1; n <= 6; n++) {
@@ -452,15 +455,15 @@ TEST(test_nothing_unsynced_gets_the_name)
         fault_env_heal(&x.f);
         clock_now++;
         CHECK(n > 3 || s == GD_IO);
-        /* The header's, all of it; then that of spares/. */
+        /* The syncs are of the header, of the file; then of spares/. */
         CHECK_INT(spare_is(15), n > 2);
         CHECK(spare_is(5));
         teardown();
     }
 }
 
-/* Where another block may have the fingerprint nothing is copied by it (I5).
- * What an earlier version wrote is removed all the same. */
+/* If another block may have the fingerprint, no copy is made (I5). A file of
+ * an earlier version is removed all the same. */
 TEST(test_weak_fingerprints)
 {
     static const char *const weak[] = {"xxh3-128", "sha1"};

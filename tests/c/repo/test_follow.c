@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_follow.c - an index learns of all that others publish, reads nothing
- * twice that it need not, and forgets nothing for ever, whatever fails, is
- * lost or is killed.
+ * test_follow.c - an index gets all entries that others publish, reads as few
+ * as possible twice, and misses none for ever, whatever fails, is lost or is
+ * killed.
  */
 #include "engine/repo/follow.h"
 
@@ -13,7 +13,7 @@
 
 enum {
     SLOTS = 64,
-    FILTER = GD_KV_BACKENDS, /* stands for it beside the backends */
+    FILTER = GD_KV_BACKENDS, /* the filter, beside the backends */
     MANY = GD_OPEN_GROUPS + 100,
 };
 
@@ -27,7 +27,7 @@ typedef struct fixture {
 
 static fixture t;
 
-/* What cannot be had in setting a test up. */
+/* Ends the program if a step of a test's preparation fails. */
 static void
 must(bool done)
 {
@@ -70,7 +70,7 @@ teardown(void)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-/* ---- what others do ---- */
+/* ---- the other host ---- */
 
 static uint32_t
 make_group(void)
@@ -143,7 +143,7 @@ publish(uint32_t number, uint32_t first, uint32_t end)
     set_record(number, end, 0);
 }
 
-/* ---- what the index knows ---- */
+/* ---- hints in the index ---- */
 
 static void
 note_hint(void *arg, size_t i, gd_address hint)
@@ -155,7 +155,8 @@ note_hint(void *arg, size_t i, gd_address hint)
     }
 }
 
-/* How many of the group's slots [first, end) have their hint. */
+/* Returns the number of the group's slots [first, end) that have their
+ * hint. */
 static uint32_t
 count_known(uint32_t group, uint32_t first, uint32_t end)
 {
@@ -171,7 +172,7 @@ count_known(uint32_t group, uint32_t first, uint32_t end)
     return known;
 }
 
-/* Looks until there is nothing more; how many entries were read. */
+/* Follows until no entry is new; returns the number of entries read. */
 static uint64_t
 follow(void)
 {
@@ -191,7 +192,7 @@ stats(void)
     return found;
 }
 
-/* The next look lists the groups. */
+/* Makes the next scan list the groups. */
 static void
 list_next(void)
 {
@@ -232,7 +233,7 @@ TEST(test_groups_that_grow)
     }
 }
 
-/* What is known outlives the handle, where the index does. */
+/* Hints outlive the handle, if the index does. */
 TEST(test_another_handle)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
@@ -250,8 +251,7 @@ TEST(test_another_handle)
     }
 }
 
-/* A look that finds nothing asks for the groups that may grow, and for one
- * name. */
+/* A scan that finds no change reads the groups that may grow, and one name. */
 TEST_WITH(test_an_idle_look, setup(FILTER), teardown())
 {
     for (int i = 0; i < 50; i++) {
@@ -269,8 +269,8 @@ TEST_WITH(test_an_idle_look, setup(FILTER), teardown())
     CHECK_INT(fault_env_count(&t.x.f, FAULT_LIST), lists + 1);
 }
 
-/* However many calls it takes, all groups are listed once to begin with, and in
- * the end for those that were made meanwhile. */
+/* However many calls it takes, all groups are listed once at the beginning,
+ * and at the end for groups that were made meanwhile. */
 TEST(test_filling)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
@@ -289,7 +289,7 @@ TEST(test_filling)
         CHECK(fault_env_count(&t.x.f, FAULT_LIST) <= lists + 3);
         CHECK_INT(count_known(newest, 0, 10), 10);
         CHECK(stats().complete);
-        /* A handle that is closed in the middle leaves nothing behind. */
+        /* A handle that is closed in the middle leaves no lock. */
         gd_hintindex *index = t.repo->index;
         index->clear(index);
         CHECK_INT(gd_follow(t.repo, 2, &t.last, &t.x.err), GD_OK);
@@ -309,7 +309,7 @@ TEST_WITH(test_when_it_is_due, setup(FILTER), teardown())
     gd_hintindex *index = t.repo->index;
     CHECK(index->rebuild_lock(index));
     index->load(index, &position);
-    /* From before a restart of the host. */
+    /* The time is from before a restart of the host. */
     index->save(index, &(gd_entry_range){0}, &position,
                 &(gd_look){.ended_ns = INT64_MAX});
     index->rebuild_unlock(index);
@@ -333,7 +333,7 @@ TEST(test_own_blocks)
         /* Others append behind, and in front. */
         publish(4, 10, 20);
         CHECK_INT(follow(), 10);
-        /* What was removed from the index comes back. */
+        /* Hints that were removed from the index are added again. */
         gd_hintindex *index = t.repo->index;
         CHECK(index->rebuild_lock(index));
         index->clear(index);
@@ -373,7 +373,7 @@ TEST_WITH(test_removed_groups, setup(FILTER), teardown())
     CHECK_INT(follow(), 40);
     remove_group(2);
     CHECK_INT(follow(), 0);
-    /* The newest, by an accident: the numbers are used again. */
+    /* The newest group is lost by an accident: its number is used again. */
     remove_group(3);
     remove_group(4);
     list_next();
@@ -394,7 +394,7 @@ TEST_WITH(test_count_that_goes_back, setup(FILTER), teardown())
     CHECK_INT(follow(), 0);
     set_record(1, 30, 0);
     CHECK_INT(follow(), 10);
-    /* Another group of the same number, which has as many. */
+    /* Another group of the same number has as many. */
     remove_group(1);
     CHECK_INT(make_group(), 1);
     publish(1, 0, 30);
@@ -402,7 +402,7 @@ TEST_WITH(test_count_that_goes_back, setup(FILTER), teardown())
     CHECK_INT(follow(), 0);
 }
 
-/* What cannot be read now is read when it can. */
+/* A group that cannot be read now is read when it can. */
 TEST_WITH(test_damaged_group, setup(FILTER), teardown())
 {
     char name[GD_NAME_SIZE];
@@ -426,8 +426,8 @@ TEST_WITH(test_damaged_group, setup(FILTER), teardown())
     free(content);
 }
 
-/* A file system may show a record that is newer than the entries that it shows:
- * those that were missed are read at the next look. */
+/* A file system may show a newer record than entries: missed entries are read
+ * in the next scan. */
 TEST(test_entries_older_than_their_record)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
@@ -445,7 +445,8 @@ TEST(test_entries_older_than_their_record)
         CHECK_INT(follow(), 25);
         CHECK_INT(count_known(one, 0, 40), 40);
         CHECK_INT(follow(), 0);
-        /* Of one that is full, and of many others that stay so. */
+        /* This also holds for a full group, and for many others that stay
+         * full. */
         set_record(one, SLOTS, 0);
         for (int i = 0; i < 20; i++) {
             set_record(make_group(), SLOTS, 0);
@@ -472,7 +473,7 @@ TEST_WITH(test_many_open_groups, setup(FILTER), teardown())
     }
     CHECK(follow() >= 2 * MANY);
     CHECK_INT(stats().rebuilt, MANY);
-    publish(MANY, 2, 4); /* among those that are in the list */
+    publish(MANY, 2, 4); /* in the list, too */
     CHECK(follow() >= 2);
     CHECK_INT(count_known(MANY, 0, 4), 4);
     for (uint32_t number = 1; number <= MANY; number += 9) {
@@ -488,7 +489,7 @@ TEST_WITH(test_many_open_groups, setup(FILTER), teardown())
         }
     }
     CHECK_INT(missing, 0);
-    /* When there is room again, the list takes them back. */
+    /* When there is room again, they are added to the list again. */
     for (uint32_t number = 500; number <= 800; number++) {
         remove_group(number);
     }
@@ -517,7 +518,7 @@ TEST_WITH(test_two_at_once, setup(FILTER), teardown())
     gd_repo_close(second);
 }
 
-/* All that others did is known in the end. */
+/* All entries of the others are found in the end. */
 static void
 check_everything(void)
 {
@@ -539,7 +540,7 @@ prepare(int kind)
     list_next();
 }
 
-/* Each call fails once, and from then on. */
+/* Each call fails once, or from then on. */
 TEST(test_faults)
 {
     static const int errnos[] = {EIO, ENOENT, ESTALE, EMFILE};
@@ -564,7 +565,7 @@ TEST(test_faults)
     }
 }
 
-/* A process that is killed at its nth system call. */
+/* A process is killed at its nth system call. */
 static uint64_t calls_left;
 static int (*real_openat)(const gd_env *, int, const char *, int, mode_t);
 
@@ -592,7 +593,7 @@ monotonic_or_die(const gd_env *env)
 static void
 follow_and_die(uint64_t nth)
 {
-    /* A handle of its own: after a fork the parent's refuses. */
+    /* The child has a handle of its own: after a fork the parent's refuses. */
     open_index();
     calls_left = nth;
     real_openat = t.x.f.env.openat;

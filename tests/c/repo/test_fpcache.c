@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_fpcache.c - open groups and loaded stores: lent, kept within bounds,
- * given up when they are out of date, and never freed while somebody has them.
+ * test_fpcache.c - open groups and loaded tables: lent, cached within bounds,
+ * closed when they are out of date, and never freed while in use.
  */
 #include "engine/repo/fpcache.h"
 
@@ -56,7 +56,7 @@ lend(fixture *t, uint32_t number, bool fresh)
     return group;
 }
 
-/* Publishes so many live entries, all of the group's own. */
+/* Publishes so many live entries, with fingerprints of the group's own. */
 static void
 publish(fixture *t, uint32_t number, uint64_t sequence, uint64_t generation,
         uint32_t count)
@@ -113,8 +113,8 @@ TEST_WITH(test_lent_to_several, setup(&t, 2), teardown(&t))
     gd_fpcache_return_group(t.cache, a);
 }
 
-/* On a shared file system it is not lent to readers, who would read beside the
- * page cache, nor to another fresh look. */
+/* On a shared file system a fresh group is not lent to readers, which would
+ * read beside the page cache, nor to another fresh request. */
 TEST_WITH(test_n13_2_a_fresh_group_is_not_kept, setup(&t, 1), teardown(&t))
 {
     t.x.params.shared = true;
@@ -133,8 +133,8 @@ TEST_WITH(test_n13_2_a_fresh_group_is_not_kept, setup(&t, 1), teardown(&t))
     CHECK_INT(t.x.f.descriptors, before + 1);
 }
 
-/* N7.2: an open file may show what it had been, so a fresh one is another, of
- * a name that was asked for before.  Whoever has the old one keeps it. */
+/* N7.2: an open file may show its old content, so a fresh one is opened, by a
+ * name that is looked up again. Users of the old one keep it. */
 TEST_WITH(test_fresh_is_opened_again, setup(&t, 1), teardown(&t))
 {
     gd_group *old = lend(&t, 1, false);
@@ -170,14 +170,15 @@ TEST(test_bounded_descriptors)
         }
         CHECK_INT(t.x.f.descriptors, before + GD_CACHED_GROUPS);
     }
-    /* The one used last is there; the first one is not. */
+    /* The last used group is cached; the first one is not. */
     uint64_t opened = fault_env_count(&t.x.f, FAULT_OPENAT);
     gd_fpcache_return_group(t.cache, lend(&t, GROUPS, false));
     gd_fpcache_return_group(t.cache, lend(&t, 11, false));
     CHECK_INT(fault_env_count(&t.x.f, FAULT_OPENAT), opened);
     gd_fpcache_return_group(t.cache, lend(&t, 1, false));
     CHECK_INT(fault_env_count(&t.x.f, FAULT_OPENAT), opened + 1);
-    /* All at once: more than are kept, and none is closed in use. */
+    /* All are lent at once: more than are cached, and none is closed in
+     * use. */
     for (uint32_t n = 1; n <= GROUPS; n++) {
         groups[n] = lend(&t, n, false);
     }
@@ -192,7 +193,7 @@ TEST(test_bounded_descriptors)
     teardown(&t);
 }
 
-/* A file that was replaced by its group's rewriting. */
+/* The file was replaced by its group's rewriting. */
 TEST_WITH(test_fresh, setup(&t, 1), teardown(&t))
 {
     uint8_t bytes[8192];
@@ -210,7 +211,7 @@ TEST_WITH(test_fresh, setup(&t, 1), teardown(&t))
     gd_fpcache_return_group(t.cache, old);
     gd_fpcache_return_group(t.cache, new);
     gd_fpcache_return_group(t.cache, new);
-    /* Unlinked: the open file is good still, but not fresh. */
+    /* The file is unlinked: the open one is still usable, but not fresh. */
     CHECK_INT(unlinkat(t.x.root, "groups/00000001", 0), 0);
     CHECK(lend(&t, 1, false) == new);
     gd_fpcache_return_group(t.cache, new);
@@ -221,7 +222,7 @@ TEST_WITH(test_fresh, setup(&t, 1), teardown(&t))
               GD_NOTFOUND);
 }
 
-/* ---- stores ---- */
+/* ---- tables ---- */
 
 TEST_WITH(test_store_is_kept, setup(&t, 1), teardown(&t))
 {
@@ -236,14 +237,14 @@ TEST_WITH(test_store_is_kept, setup(&t, 1), teardown(&t))
     gd_fpcache_return_store(t.cache, a);
 }
 
-/* N7.2: more was published, or something published has changed. */
+/* N7.2: more entries were published, or a published one has changed. */
 TEST_WITH(test_store_out_of_date, setup(&t, 1), teardown(&t))
 {
     publish(&t, 1, 1, 0, 10);
     gd_fptable *a = lend_store(&t, 1, true);
     publish(&t, 1, 2, 0, 11);
     gd_fptable *b = lend_store(&t, 1, true);
-    CHECK_INT(a->count, 10); /* who has the old one keeps it */
+    CHECK_INT(a->count, 10); /* users of the old one keep it */
     CHECK_INT(b->count, 11);
     publish(&t, 1, 3, 1, 11);
     gd_fptable *c = lend_store(&t, 1, true);
@@ -251,13 +252,13 @@ TEST_WITH(test_store_out_of_date, setup(&t, 1), teardown(&t))
     gd_fpcache_return_store(t.cache, a);
     gd_fpcache_return_store(t.cache, b);
     gd_fpcache_return_store(t.cache, c);
-    publish(&t, 1, 4, 0, 11); /* an older copy of the group was put back */
+    publish(&t, 1, 4, 0, 11); /* an older copy of the group came back */
     c = lend_store(&t, 1, true);
     CHECK_INT(c->generation, 0);
     gd_fpcache_return_store(t.cache, c);
 }
 
-/* The one inode number of all files: file systems give numbers out again. */
+/* All files have one inode number: file systems reuse numbers. */
 static int
 stat_alike(const gd_env *env, int fd, struct stat *st)
 {
@@ -276,7 +277,7 @@ stat_name_alike(const gd_env *env, int dir, const char *path, struct stat *st)
     return rc < 0 ? -errno : 0;
 }
 
-/* As groups are that a program made which knew of no identity. */
+/* Removes the identity, as in groups of older programs. */
 static void
 remove_identity(fixture *t, const char *name)
 {
@@ -287,8 +288,8 @@ remove_identity(fixture *t, const char *name)
     scratch_write(&t->x, name, header, sizeof header, 0);
 }
 
-/* The store that is cached is of a group that was lost since; its number was
- * given to another.  Sequence, generation and count are the same. */
+/* The cached table is of a group that was lost since; its number was given to
+ * another. Sequence, generation and count are the same. */
 TEST(test_number_used_again)
 {
     for (int known = 0; known < 2; known++) {
@@ -324,7 +325,7 @@ TEST(test_number_used_again)
     }
 }
 
-/* The same file, with what it was before. */
+/* The same file has its earlier content again. */
 TEST_WITH(test_rolled_back, setup(&t, 1), teardown(&t))
 {
     publish(&t, 1, 2, 0, 10);

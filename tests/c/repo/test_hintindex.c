@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_hintindex.c - the filter and the stores give the hints that were added;
- * stores keep them and the cursor; and whatever fails, is full or is damaged,
- * hints are lost and nothing else.
+ * test_hintindex.c - the filter and the kv stores give the hints that were
+ * added; stores keep them and the cursor; and if any call fails, or a store is
+ * full or damaged, only hints are lost.
  */
 #include "engine/repo/hintindex.h"
 
@@ -12,7 +12,7 @@
 
 enum {
     ENTRIES = 1000,
-    FILTER = GD_KV_BACKENDS, /* stands for it beside the backends */
+    FILTER = GD_KV_BACKENDS, /* the filter, beside the backends */
     CACHE = 1 << 20,
 };
 
@@ -110,7 +110,7 @@ take(void *arg, size_t i, gd_address hint)
     }
 }
 
-/* How many entries have a hint to their slot of the group. */
+/* Returns the number of entries with a hint to their slot of the group. */
 static unsigned
 count_found(fixture *x, uint32_t group, uint32_t first)
 {
@@ -139,7 +139,7 @@ stats_of(fixture *x)
 
 enum { LIVE = ENTRIES / 10 * 9 };
 
-/* As the owner of the lock; false if somebody else is. */
+/* Saves as the owner of the lock; returns false if another handle is. */
 static bool
 save_with(fixture *x, const gd_entry_range *last, uint32_t newest,
           bool complete)
@@ -201,7 +201,7 @@ TEST(test_kept)
         CHECK_INT(open_index(x), GD_OK);
         CHECK_INT(stats_of(x).rebuilt, kept ? 2 : 0);
         CHECK_INT(stats_of(x).complete, kept);
-        /* What serves one process has not looked yet. */
+        /* An index of a single process has not scanned yet. */
         bool shared = kind == GD_KV_LMDB || kind == FILTER;
         CHECK_INT(stats_of(x).look.ended_ns, shared ? 77 : 0);
         CHECK(x->index->rebuild_lock(x->index));
@@ -216,7 +216,7 @@ TEST(test_kept)
     }
 }
 
-/* Values that are no addresses, and a cursor that is none. */
+/* These values are no addresses, and the cursor is invalid. */
 TEST(test_wrong_values)
 {
     for (int kind = GD_KV_DTB; kind < GD_KV_BACKENDS; kind++) {
@@ -246,7 +246,7 @@ TEST(test_wrong_values)
     }
 }
 
-/* More than fit: hints are dropped, and counted. */
+/* If more hints are added than fit, some are dropped, and counted. */
 TEST(test_full)
 {
     fixture *x = setup(GD_KV_DTB);
@@ -291,7 +291,7 @@ TEST(test_faults)
     }
 }
 
-/* What is saved with a position is found, and kept with it. */
+/* Hints that are saved with a position are found, and kept with it. */
 TEST(test_saved_with_the_position)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
@@ -351,7 +351,7 @@ TEST(test_emptied_during_a_look)
     }
 }
 
-/* What is damaged while it is used is replaced. */
+/* A store that is damaged while in use is replaced. */
 TEST(test_damage_while_open)
 {
     fixture *x = setup(GD_KV_DTB);
@@ -360,11 +360,11 @@ TEST(test_damage_while_open)
     CHECK(save(x, 1, true)); /* commits, and fails */
     fault_env_heal(&x->f);
     CHECK_INT(count_found(x, 1, 0), 0);
-    add(x, 1, 0); /* goes nowhere */
+    add(x, 1, 0); /* has no effect */
     CHECK_INT(count_found(x, 1, 0), 0);
     CHECK(stats_of(x).dropped > 0);
     CHECK(!stats_of(x).complete);
-    /* Who goes on with the rebuild opens the store again. */
+    /* The process that continues the rebuild opens the store again. */
     CHECK(x->index->rebuild_lock(x->index));
     x->index->rebuild_unlock(x->index);
     add(x, 1, 0);

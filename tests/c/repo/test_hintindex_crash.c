@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_hintindex_crash.c - a process that is killed while it saves a position
- * leaves the hints that the position stands for, whichever store it uses.
+ * leaves the hints that belong to the position, whichever store it uses.
  *
- * LMDB and LevelDB make their system calls themselves.  So this program puts
+ * LMDB and LevelDB make their system calls themselves. So this program puts
  * its own functions before the C library's: before each call that changes or
- * syncs a file, it copies what a killed process would leave.
+ * syncs a file, it copies the files that a killed process would leave.
  */
 #include "engine/repo/hintindex.h"
 
@@ -20,7 +20,7 @@
 
 enum { ENTRIES = 1000, MAX_COPIES = 400, PATH = 256 };
 
-static char *dir;       /* has store, and the copies */
+static char *dir;       /* has the store, and the copies */
 static bool watching;
 static bool copying;
 static unsigned copies; /* store-0, store-1, ... */
@@ -42,7 +42,7 @@ copy_file(const char *from, const char *to)
     fclose(out);
 }
 
-/* LevelDB's store is a directory; all its files but the lock. */
+/* LevelDB's store is a directory; copies all its files but the lock. */
 static void
 copy_directory(const char *from, const char *to)
 {
@@ -155,7 +155,7 @@ save(gd_hintindex *index)
     index->rebuild_unlock(index);
 }
 
-/* Whether the copy has the position, and then all hints. */
+/* Returns true if the copy has the position, and so all hints. */
 static bool
 check_copy(gd_kv_backend backend, unsigned number)
 {

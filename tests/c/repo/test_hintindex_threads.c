@@ -14,7 +14,7 @@ enum { THREADS = 4, ENTRIES = 64, ROUNDS = 30 };
 
 typedef struct worker {
     gd_hintindex *index;
-    uint32_t group; /* that it alone adds to */
+    uint32_t group; /* only this thread adds to it */
     gd_entry entries[ENTRIES];
     unsigned wrong;
 } worker;

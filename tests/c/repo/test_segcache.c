@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_segcache.c - the segments that all readers share: found by file and
- * place, within the budget, and there as long as anyone has them.
+ * place, within the budget, and valid as long as a reader has them.
  */
 #include "engine/repo/segcache.h"
 
@@ -72,7 +72,7 @@ is(gd_cached_segment *segment, uint8_t fill)
     return right;
 }
 
-/* Gets it and says whether it is what was kept with this fill. */
+/* Returns true if the cached segment has this fill. */
 static bool
 has(const gd_group *group, uint32_t offset, uint8_t fill)
 {
@@ -93,8 +93,8 @@ stats(void)
     return s;
 }
 
-/* By number, file and place: a rewritten group has the number of the old one,
- * and other segments in the same places. */
+/* The key is number, file and place: a rewritten group has the old one's
+ * number, and other segments in the same places. */
 TEST_WITH(test_found_by_file_and_place, setup(1 << 20), teardown())
 {
     CHECK(!has(&groups[0], 8192, 1));
@@ -118,7 +118,7 @@ TEST_WITH(test_found_by_file_and_place, setup(1 << 20), teardown())
     CHECK_INT(stats().hits + stats().misses, 9);
 }
 
-/* Many more than the first buckets, to be told apart all the same. */
+/* There are many more than the first buckets, and each is found. */
 TEST_WITH(test_many, setup(UINT64_C(1) << 30), teardown())
 {
     enum { MANY = 20000 };
@@ -133,7 +133,7 @@ TEST_WITH(test_many, setup(UINT64_C(1) << 30), teardown())
     CHECK_INT(stats().bytes, 0);
 }
 
-/* The one longest unused goes first. */
+/* The segment that was unused longest is removed first. */
 TEST_WITH(test_budget, setup(1 << 20), teardown())
 {
     keep(&groups[0], 1, 1);
@@ -150,7 +150,7 @@ TEST_WITH(test_budget, setup(1 << 20), teardown())
     CHECK(has(&groups[0], 1, 1) && has(&groups[0], 3, 3) &&
           has(&groups[0], 4, 4) && has(&groups[0], 5, 5));
     CHECK_INT(stats().bytes, 4 * one);
-    /* A look does not count as a use. */
+    /* gd_segcache_has does not count as a use. */
     CHECK(gd_segcache_has(cache, &groups[0], 1));
     keep(&groups[0], 6, 6);
     CHECK(!gd_segcache_has(cache, &groups[0], 1));
@@ -176,8 +176,8 @@ TEST_WITH(test_without_a_budget, setup(0), teardown())
     CHECK(has(&groups[0], 1, 1));
 }
 
-/* Segments whose blocks follow each other are then not kept, and as long as
- * there is none of the others, nobody looks for one. */
+/* Then segments with contiguous blocks are not cached, and as long as there is
+ * none of the others, no look-up is made. */
 TEST_WITH(test_lists_only, setup(1 << 20), teardown())
 {
     const gd_segment_header plain = {.codec = GD_CODEC_LZ4, .blocks = 3,
@@ -207,7 +207,7 @@ TEST_WITH(test_lists_only, setup(1 << 20), teardown())
     CHECK(gd_segcache_takes(cache, &plain));
 }
 
-/* What is lent stays, whatever happens to the cache. */
+/* A lent segment stays valid, whatever happens to the cache. */
 TEST_WITH(test_lent, setup(1 << 20), teardown())
 {
     keep(&groups[0], 1, 1);
@@ -224,7 +224,7 @@ TEST_WITH(test_lent, setup(1 << 20), teardown())
     CHECK(has(&groups[0], 1, 2));
     gd_segcache_return(cache, again);
     CHECK(has(&groups[0], 1, 2));
-    /* Dropped: nobody finds it, twice is once. */
+    /* A dropped segment is not found; dropping it twice is like once. */
     first = gd_segcache_get(cache, &groups[0], 1);
     gd_segcache_drop(cache, first);
     gd_segcache_drop(cache, first);

@@ -97,7 +97,7 @@ append_segment(appender_fixture *t, gd_appender *appender, uint32_t blocks)
         CHECK_INT(slot, next);
         segment.header.first_slot = slot - i;
     }
-    /* In two pieces. */
+    /* The segment comes in two pieces. */
     struct iovec pieces[2] = {{plain, 100},
                               {plain + 100, blocks * APPENDER_BLOCK - 100}};
     segment.pieces = pieces;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * appender_fixture.h - a repository for tests of appenders: groups of 64 slots,
- * blocks of 512 bytes whose content is told by their address.
+ * appender_fixture.h - a repository for tests of appenders: groups of 64
+ * slots, blocks of 512 bytes whose content follows from their address.
  */
 #ifndef APPENDER_FIXTURE_H
 #define APPENDER_FIXTURE_H
@@ -26,7 +26,7 @@ void appender_setup(appender_fixture *t);
 
 void appender_teardown(appender_fixture *t);
 
-/* What another process would have, which remembers nothing. */
+/* Opens a handle as another process would, without any cache. */
 void appender_other_handle(appender_fixture *t);
 
 gd_appender *open_appender(appender_fixture *t);
@@ -45,7 +45,7 @@ gd_status append_segment(appender_fixture *t, gd_appender *appender,
 
 gd_status sync_appender(appender_fixture *t, gd_appender *appender);
 
-/* A writer that stores so many segments of 5 blocks, with one sync point. */
+/* Stores so many segments of 5 blocks as a writer, with one sync point. */
 uint32_t store_segments(appender_fixture *t, uint32_t segments);
 
 typedef struct group_contents {
@@ -55,7 +55,7 @@ typedef struct group_contents {
 
 group_contents read_group_contents(appender_fixture *t, uint32_t number);
 
-/* That slots [first, end) are live, with their own contents behind them. */
+/* Checks that slots [first, end) are live, with their own contents. */
 void check_live_slots(appender_fixture *t, uint32_t number, uint32_t first,
                       uint32_t end);
 

@@ -8,9 +8,9 @@
  *     {
  *     }
  *
- * A failed CHECK prints where and what, and counts against the test
- * it is in; the test goes on, so that it can clean up.  REQUIRE leaves the
- * test at once: for what the rest of it depends on.  Checks belong to the
+ * A failed CHECK prints its place and its condition, and counts against its
+ * test; the test continues, so that it can clean up.  REQUIRE leaves the test
+ * at once: it is for conditions of the test's rest.  Checks belong to the
  * thread that runs the tests; other threads count their own failures.
  *
  * With arguments, a program runs only the tests that are named.
@@ -28,8 +28,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Failed checks of the test under way.  There is one count for a program and what
- * supports it: a check counts wherever it fails. */
+/* The failed checks of the running test. There is one count for a program and
+ * its support code: a check counts wherever it fails. */
 extern unsigned check_failures;
 
 static inline bool
@@ -82,7 +82,7 @@ check_text(const char *text, const char *part, const char *file, int line)
         }                                                                     \
     } while (0)
 
-/* A test that a program has; line is where. */
+/* A test of a program, and its line. */
 typedef struct check_test {
     const char *name;
     void (*run)(void);
@@ -104,7 +104,7 @@ int check_main(int argc, char **argv);
     }                                                                         \
     static void name(void)
 
-/* A test between two calls, of which the second comes also after a REQUIRE. */
+/* A test between two calls; the second is made even after a REQUIRE. */
 #define TEST_WITH(name, setup, teardown)                                      \
     static void body_of_##name(void);                                         \
     TEST(name)                                                                \
@@ -115,15 +115,15 @@ int check_main(int argc, char **argv);
     }                                                                         \
     static void body_of_##name(void)
 
-/* A test of one thread that takes long: in it, the thread sanitizer has nothing
- * to find, and makes it many times slower. */
+/* A test of one thread that takes long: the thread sanitizer has nothing to
+ * find in it, and makes it many times slower. */
 #ifdef __SANITIZE_THREAD__
 #define TEST_SINGLE(name) __attribute__((unused)) static void name(void)
 #else
 #define TEST_SINGLE(name) TEST(name)
 #endif
 
-/* A new empty directory below base; free it with check_rmdir. */
+/* Makes a new empty directory below base; free it with check_rmdir. */
 static inline char *
 check_mkdir_below(const char *base)
 {
@@ -136,7 +136,7 @@ check_mkdir_below(const char *base)
     return path;
 }
 
-/* Below TMPDIR, or /tmp. */
+/* Makes a directory below TMPDIR, or /tmp. */
 static inline char *
 check_mkdir(void)
 {
@@ -144,7 +144,7 @@ check_mkdir(void)
     return check_mkdir_below(base != NULL ? base : "/tmp");
 }
 
-/* On the host's tmpfs, where there is one. */
+/* Makes a directory on the host's tmpfs, if it has one. */
 static inline char *
 check_mkdir_shm(void)
 {
@@ -162,7 +162,7 @@ check_remove(const char *path, const struct stat *st, int kind,
     return remove(path);
 }
 
-/* Removes the directory with all that is in it. */
+/* Removes the directory with all its contents. */
 static inline void
 check_rmdir(char *path)
 {

@@ -46,7 +46,7 @@ find(shadow *s, int fd)
     return NULL;
 }
 
-/* Room for the content up to there. */
+/* Makes room for the content up to there. */
 static void
 reach(shadow_file *file, uint64_t end)
 {
@@ -69,12 +69,12 @@ length_of(const shadow_file *file)
     return (uint64_t)st.st_size;
 }
 
-/* Takes over sectors as they are now; behind the file's end are zeros. */
+/* Copies sectors as they are now; behind the file's end are zeros. */
 static void
 copy_sectors(shadow_file *file, uint64_t first, uint64_t count)
 {
     if (count == 0) {
-        return; /* of an empty file there is no data */
+        return; /* an empty file has no data */
     }
     uint8_t *to = file->data + first * SECTOR;
     uint64_t length = count * SECTOR, done = 0;
@@ -164,7 +164,7 @@ shadow_synced(shadow *s, int fd, bool good)
     if (good) {
         uint64_t length = length_of(file);
         reach(file, length);
-        /* What was cut off does not come back when the file grows again. */
+        /* Truncated bytes do not come back when the file grows again. */
         memset(file->data + length, 0, file->sectors * SECTOR - length);
         file->length = length;
     }

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * disk_shadow.h - what of a repository's files the disk has, and what only the
- * page cache: so that a test can let the machine crash.
+ * disk_shadow.h - separates the bytes of a repository's files that are on the
+ * disk from those only in the page cache: so that a test can let the machine
+ * crash.
  *
- * Sectors of 512 bytes that were written since a file's last sync are dirty.  A
- * sync that succeeds makes them durable.  One that fails makes them clean, and
- * they are not on the disk: as on Linux, where the pages that could not be
- * written are not dirty any more.  So a later sync that succeeds is worth
- * nothing for them, unless they were written once more.  A crash leaves of each
- * file what is durable, and no more.
+ * Sectors of 512 bytes that were written since a file's last sync are dirty. A
+ * sync that succeeds makes them durable. A sync that fails makes them clean,
+ * and they are not on the disk: as on Linux, where the pages that could not be
+ * written are not dirty any more. So a later sync that succeeds does not store
+ * them, unless they were written once more. After a crash each file has only
+ * its durable bytes.
  *
- * A file is known from when it is first opened for writing; what it has then
- * counts as durable.  A hole is durable at once: that is the worst that can
- * happen to what needs the bytes.  Names are not modelled: all stay.  Files whose
+ * A file is tracked from when it is first opened for writing; its content then
+ * counts as durable. A hole is durable at once: that is the worst case for
+ * code that needs the bytes. Names are not modelled: all stay. Files whose
  * path is absolute are left out; these are not the repository's.
  *
  * Not thread-safe: fault_env calls it under its mutex.
@@ -41,14 +42,14 @@ typedef struct shadow {
     unsigned count;
 } shadow;
 
-/* All zeros is an empty one. */
+/* A structure of zeros is an empty shadow. */
 void shadow_free(shadow *s);
 
 void shadow_opened(shadow *s, int fd, const char *path, int flags);
 void shadow_written(shadow *s, int fd, uint64_t offset, uint64_t length);
 void shadow_punched(shadow *s, int fd, uint64_t offset, uint64_t length);
 void shadow_synced(shadow *s, int fd, bool good);
-/* Gives every file the content that the disk has, and begins anew. */
+/* Gives every file the content that the disk has, and starts again. */
 void shadow_crash(shadow *s);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ext_fixture.h - the superblock of an ext4 file system, as a test wants it.
+ * ext_fixture.h - the superblock of an ext4 file system, as a test requires
+ * it.
  */
 #ifndef EXT_FIXTURE_H
 #define EXT_FIXTURE_H
@@ -29,12 +30,12 @@ enum {
     EXT_BLOCKS_HIGH = 0x150,
 };
 
-/* Writes it for a file system that begins at fs; returns where it is. */
+/* Writes it for a file system that begins at fs; returns its address. */
 uint8_t *ext_make(uint8_t *fs, const ext_fields *fields);
-/* It has a journal, whose inode's copy has this many extents, yet to be
+/* Adds a journal, whose inode's copy has this many extents, yet to be
  * written. */
 void ext_add_journal(uint8_t *superblock, uint16_t extents);
-/* The extent number i of a node: so many blocks from a block on. */
+/* Writes the extent number i of a node: so many blocks from a block on. */
 void ext_put_extent(uint8_t *node, unsigned i, uint16_t blocks,
                     uint32_t first);
 

@@ -13,7 +13,7 @@
 
 enum { MAX_PIECES = 1024 }; /* Linux's IOV_MAX */
 
-/* The table is const for the engine; what lies behind it is ours. */
+/* The table is const for the engine; the fields behind it are ours. */
 static fault_env *
 self(const gd_env *env)
 {
@@ -47,7 +47,7 @@ note_call(fault_env *f, fault_call call)
     }
 }
 
-/* 0, or the -errno that the call has to fail with. */
+/* Returns 0, or the -errno that the call has to fail with. */
 static int
 enter(fault_env *f, fault_call call)
 {
@@ -64,7 +64,7 @@ enter(fault_env *f, fault_call call)
     return rc;
 }
 
-/* The same for calls that a signal may interrupt. */
+/* Does the same for calls that a signal may interrupt. */
 static int
 enter_interruptible(fault_env *f, fault_call call)
 {
@@ -117,7 +117,8 @@ fault_openat(const gd_env *env, int dir, const char *path, int flags,
     return fd;
 }
 
-/* Crossed off before it is closed: another thread may get the number. */
+/* Removes it from the list before it is closed: another thread may get the
+ * number. */
 static int
 fault_close(const gd_env *env, int fd)
 {
@@ -162,7 +163,7 @@ fault_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
     return n;
 }
 
-/* Cuts a copy of the pieces down to most bytes; the number that is left. */
+/* Cuts a copy of the pieces down to most bytes; returns the number left. */
 static int
 cut_pieces(struct iovec *to, const struct iovec *from, int count, size_t most)
 {
@@ -188,7 +189,7 @@ note_written(fault_env *f, int fd, uint64_t offset, uint64_t length)
     pthread_mutex_unlock(&f->mutex);
 }
 
-/* rc: what became of a sync. */
+/* rc is the result of a sync. */
 static int
 note_synced(fault_env *f, int fd, int rc)
 {
@@ -732,7 +733,7 @@ fault_env_leaks(fault_env *f)
                 " closes of what was not open\n",
                 d, m, a, b);
     }
-    /* A negative account is one given back twice: no better. */
+    /* A negative account means a double release: no better. */
     return (uint64_t)(d < 0 ? -d : d) + (uint64_t)(m < 0 ? -m : m) +
            (uint64_t)(a < 0 ? -a : a) + b;
 }

@@ -2,7 +2,7 @@
 /*
  * fault_env.h - a table of system calls that counts them and can fail them.
  *
- * It forwards to the table of the real machine.  What a test may ask for:
+ * It forwards to the table of the real machine.  A test may request:
  *
  *   fault_env_fail(f, FAULT_FSYNC, 2, EIO, true)
  *       the second fsync from now on, and every later one, fails with EIO
@@ -16,15 +16,14 @@
  *       every second call that may be interrupted returns -EINTR first
  *
  *   fault_env_start_shadow(f), and later fault_env_crash(f)
- *       the machine crashes: files lose what was not synced (disk_shadow.h)
+ *       the machine crashes: files lose unsynced bytes (disk_shadow.h)
  *
  * A failed call has no effect, but for three: close closes all the same (as
- * Linux does), a failed munmap unmaps, and a lock is let go of though that be
- * reported to have failed.  Asking for a fault of one
- * kind replaces the earlier one of that kind.  Calls that cannot fail
- * (getpid, now, sleep_ms, ...) are forwarded uncounted.
+ * Linux does), a failed munmap unmaps, and a failed unlock unlocks.  A new
+ * fault of one kind replaces the earlier one of that kind.  Calls that cannot
+ * fail (getpid, now, sleep_ms, ...) are forwarded uncounted.
  *
- * It also keeps accounts: fault_env_leaks says what was not given back.
+ * It also keeps accounts: fault_env_leaks counts resources not given back.
  *
  * Safe for use by several threads.  A forked child has a copy of its own.
  */
@@ -91,9 +90,10 @@ typedef struct fault_env {
     size_t shorten;        /* 0: not */
     unsigned interrupt;    /* 0: never */
     uint64_t interruptible;
-    /* The file system says that other hosts share it.  Then open files beside the
-     * page cache read only whole pages, also on a tmpfs, which has no O_DIRECT;
-     * and of all others, the bytes from stale_from on are zeros. */
+    /* The file system reports that other hosts share it. Then open files
+     * beside the page cache read only whole pages, even on a tmpfs, which
+     * has no O_DIRECT; and of all others, the bytes from stale_from on are
+     * zeros. */
     bool shared;
     uint64_t stale_from; /* 0: none */
     bool direct[FAULT_FDS];
@@ -106,7 +106,7 @@ typedef struct fault_env {
     int64_t mappings;
     uint64_t bad_closes; /* of descriptors that were not open */
     shadow *shadow;      /* NULL: not kept */
-    char failed_sync[64]; /* the end of the path of the last one that failed */
+    char failed_sync[64]; /* the end of the path of the last failure */
 } fault_env;
 
 void fault_env_init(fault_env *f);
@@ -117,30 +117,32 @@ void fault_env_fail(fault_env *f, fault_call call, uint64_t nth,
                     int sys_errno, bool forever);
 void fault_env_shorten(fault_env *f, size_t most);
 void fault_env_interrupt(fault_env *f, unsigned every);
-/* Takes back all of the above; counts and accounts stay. */
+/* Removes all of the above rules; counts and accounts stay. */
 void fault_env_heal(fault_env *f);
 
-/* Notes from now on, afresh, each call that changes what is on the disk and was
- * not failed; and what was noted: names with spaces between, the same ones in a
- * row only once. */
+/* Starts a new trace of each call that changes the disk and was not failed;
+ * and returns the trace: names with spaces between, repeated ones only
+ * once. */
 void fault_env_start_trace(fault_env *f);
 void fault_env_trace(fault_env *f, char *out, size_t room);
 
-/* Keeps account from now on of what the disk has. */
+/* Tracks the disk's content from now on. */
 void fault_env_start_shadow(fault_env *f);
-/* REQUIRES: fault_env_start_shadow.  The account is begun anew. */
+/* REQUIRES: fault_env_start_shadow. The tracking starts again. */
 void fault_env_crash(fault_env *f);
 
-/* Calls so far, failed ones too. */
+/* Returns the number of calls so far, failed ones too. */
 uint64_t fault_env_count(fault_env *f, fault_call call);
-/* How many calls were failed by a rule. */
+/* Returns the number of calls that a rule failed. */
 uint64_t fault_env_faults(fault_env *f);
-/* "fdatasync" and so on, for messages; and back (FAULT_CALLS: no such). */
+/* Returns "fdatasync" and so on, for messages; and back (FAULT_CALLS: no such
+ * call). */
 const char *fault_call_name(fault_call call);
 fault_call fault_call_by_name(const char *name);
 
-/* Descriptors, mappings and allocations that are outstanding, and closes of
- * what was not open.  Prints a line to stderr if there are any. */
+/* Returns the number of descriptors, mappings and allocations that are
+ * outstanding, and of closes of a closed descriptor. Prints a line to stderr
+ * if there are any. */
 uint64_t fault_env_leaks(fault_env *f);
 
 #endif

@@ -164,7 +164,7 @@ status_for(int sys_errno)
     }
 }
 
-/* ---- what is demanded ---- */
+/* ---- requirements ---- */
 
 static void
 check_status(world *w, const fault_case *c, gd_status s)
@@ -193,7 +193,7 @@ check_status(world *w, const fault_case *c, gd_status s)
     }
 }
 
-/* Asks as another process would, about all bytes of each file; but an open
+/* Queries as another process would, for all bytes of each file; but an open
  * handle shares a version byte, the last ones of locks/groups. */
 static void
 check_unlocked(world *w, const char *directory)
@@ -249,7 +249,7 @@ check_images(world *w)
     }
 }
 
-/* Without faults: what was hindered is done, and something new. */
+/* Without faults, the failed task succeeds, and a new one, too. */
 static void
 check_usable(world *w, const fault_case *c)
 {
@@ -266,7 +266,7 @@ check_usable(world *w, const fault_case *c)
 
 /* ---- running ---- */
 
-/* Whoever waits for what does not come need not wait for long. */
+/* A wait that will fail need not take long. */
 static void
 skip_sleep(const gd_env *env, unsigned ms)
 {
@@ -274,8 +274,8 @@ skip_sleep(const gd_env *env, unsigned ms)
     (void)ms;
 }
 
-/* Every look at the clock is in another second: what is put off until the next
- * one happens. */
+/* Every reading of the clock is in another second, so work that waits for the
+ * next second is done. */
 static int64_t
 next_second(const gd_env *env)
 {
@@ -316,7 +316,7 @@ crash(world *w)
     check_images(w);
 }
 
-/* Whether a call failed at all. */
+/* Returns true if a call failed at all. */
 static bool
 run_case(const fault_case *c)
 {
@@ -354,7 +354,7 @@ run_case(const fault_case *c)
     return struck;
 }
 
-/* Each call short, or interrupted first: no failure at all. */
+/* Each call is short, or interrupted first: none fails. */
 static void
 run_unharmed(const fault_task *task)
 {
@@ -382,7 +382,7 @@ typedef struct plan {
     bool all;
     uint64_t seed;
     uint64_t tried;
-    uint64_t counts[FAULT_CALLS]; /* that the task makes, without faults */
+    uint64_t counts[FAULT_CALLS]; /* of the task, without faults */
 } plan;
 
 static void
@@ -401,7 +401,7 @@ count_calls(plan *p, const fault_task *task)
     CHECK_INT(scratch_destroy(&w.x), 0);
 }
 
-/* A sync is followed by a crash at once, and by one later. */
+/* A sync is followed by a crash at once, or by one later. */
 static bool
 try_case(plan *p, fault_case c)
 {
@@ -415,7 +415,7 @@ try_case(plan *p, fault_case c)
     return struck;
 }
 
-/* The nth call, for every n, or for `samples` of them. */
+/* Fails the nth call, for every n, or for `samples` of them. */
 static void
 sweep(plan *p, fault_case c, unsigned samples)
 {
@@ -433,11 +433,11 @@ sweep(plan *p, fault_case c, unsigned samples)
     }
     c.nth = 1;
     while (check_failures == before && try_case(p, c)) {
-        c.nth++; /* after a fault there may be more calls than without */
+        c.nth++; /* a fault may add calls */
     }
 }
 
-/* Calls that a signal interrupts are repeated as often as that: not for ever. */
+/* Calls that a signal interrupts are repeated each time: so not for ever. */
 static bool
 makes_sense(fault_call call, int sys_errno)
 {
@@ -447,7 +447,8 @@ makes_sense(fault_call call, int sys_errno)
             call != FAULT_FTRUNCATE && call != FAULT_PUNCH);
 }
 
-/* By default one of so many; where a case takes long, fewer. */
+/* Returns true for one of so many by default; for fewer if a case takes
+ * long. */
 static bool
 is_chosen(plan *p, unsigned of)
 {
@@ -486,7 +487,7 @@ run_task(plan *p, const fault_task *task)
     sweep(p, c, SYNCS / SWEEP_STRIDE);
 }
 
-/* One case, as print_case writes it. */
+/* Runs one case, as print_case writes it. */
 static void
 run_named(const char *text, const fault_task *tasks, size_t count)
 {

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault_tasks.h - tasks, and what is demanded of each when the nth call of
+ * fault_tasks.h - tasks, and the requirements of each when the nth call of
  * some kind fails, once or from then on.
  *
- * A task is one row of a table: what it needs, the work, and what of its outcome
- * is its own.  To add one, write its functions and add the row to the table of
- * test_faults.c (what writers, readers and deleters do) or of
- * test_faults_maintainer.c (what the maintainer does).  All else is here, and
- * the same for all:
+ * A task is one row of a table: its preparation, its work, and the outcomes
+ * that only it may have. To add one, write its functions and add the row to
+ * the table of test_faults.c (tasks of writers, readers and deleters) or of
+ * test_faults_maintainer.c (the maintainer's tasks). All else is here, and the
+ * same for all:
  *
- *   - an error has words that name what it is about, and the errno's status;
+ *   - an error has words that name its subject, and the errno's status;
  *   - no lock is left, nor a descriptor, mapping or memory;
  *   - images that were acknowledged are intact, others absent or whole;
  *   - the same handle does the task again, now without faults, and stores
  *     another image;
  *   - the machine crashes, at once after the fault or after all that, and loses
- *     what disk_shadow.h says: what was acknowledged is intact all the same.
- *     So a sync that failed was not counted on, nor tried again in vain.
+ *     bytes as in disk_shadow.h: acknowledged images are intact all the same.
+ *     So a failed sync was neither trusted, nor repeated in vain.
  *
- * By default a part of the cases is tried, chosen by GLANCE_DEDUP_SEED (1), with
- * GLANCE_DEDUP_FAULTS=all every one, and with all:TASK every one of a task.  A
- * failure prints its case; with GLANCE_DEDUP_FAULTS=<that> it is tried alone.
+ * By default a part of the cases is tried, chosen by GLANCE_DEDUP_SEED (1),
+ * with GLANCE_DEDUP_FAULTS=all every one, and with all:TASK every one of a
+ * task. A failure prints its case; GLANCE_DEDUP_FAULTS=<that> tries it alone.
  */
 #ifndef FAULT_TASKS_H
 #define FAULT_TASKS_H
@@ -37,7 +37,7 @@ typedef enum image_state {
     IMAGE_ABSENT,
     IMAGE_MAYBE, /* absent or whole */
     IMAGE_PRESENT,
-    IMAGE_LOST, /* whatever it is, it does not matter */
+    IMAGE_LOST, /* its state does not matter */
 } image_state;
 
 /* A third of NEW's blocks are KEPT's, a third OLD's; TWIN's are KEPT's. */
@@ -47,7 +47,7 @@ typedef struct world {
     scratch x;
     gd_repo *repo;
     image_state states[IMAGES];
-    /* What the setting up found out for the work. */
+    /* Facts that the setup found for the work. */
     uint64_t numbers[FAULT_BLOCKS + 1]; /* addresses, group << 15 | slot */
     size_t count;
 } world;
@@ -58,8 +58,8 @@ typedef struct fault_task {
     void (*setup)(world *w);
     /* Leaves nothing open but the handle. */
     gd_status (*work)(world *w);
-    /* What it may come to when it is done again, and what under a fault,
-     * besides what is right for all. */
+    /* Statuses that are allowed when it is done again, and under a fault,
+     * besides those that are right for all. */
     gd_status again;
     gd_status also;
     bool by_value;
@@ -67,22 +67,22 @@ typedef struct fault_task {
     bool gear; /* blocks are cut by their content */
 } fault_task;
 
-/* Tries all tasks; returns how many checks failed. */
+/* Tries all tasks; returns the number of failed checks. */
 unsigned run_fault_tasks(const fault_task *tasks, size_t count);
 
 /* ---- for the tasks ---- */
 
 const char *image_id_of(image_name which);
 const uint8_t *image_data(image_name which);
-/* These say in w->states what came of it. */
+/* These record the outcome in w->states. */
 gd_status store_image(world *w, image_name which);
 gd_status delete_image(world *w, image_name which);
-/* GD_CORRUPT, where nothing else went wrong, if the bytes are others. */
+/* Returns GD_CORRUPT, if no other error occurred and the bytes are others. */
 gd_status fetch_image(world *w, image_name which);
-/* The addresses of its blocks, in order; how many. */
+/* Returns the addresses of its blocks, in order, and their number. */
 size_t image_blocks(world *w, image_name which,
                     uint64_t numbers[FAULT_BLOCKS + 1]);
-/* Ends the program: without it there is nothing to test. */
+/* Ends the program on an error: the test is impossible. */
 void require_ok(world *w, gd_status s, const char *what);
 
 #endif

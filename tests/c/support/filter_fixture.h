@@ -29,7 +29,7 @@ typedef struct filter_fixture {
     gd_error err;
 } filter_fixture;
 
-/* Makes a filter of so many bytes; if it cannot be had, the program ends. */
+/* Makes a filter of so many bytes; on an error the program ends. */
 void filter_setup(filter_fixture *x, uint64_t budget);
 void filter_teardown(filter_fixture *x);
 gd_status filter_open(filter_fixture *x, uint64_t budget);
@@ -39,10 +39,10 @@ void filter_close(filter_fixture *x);
 gd_fingerprint filter_fingerprint(uint64_t n);
 gd_address filter_address(uint64_t n);
 void filter_insert(gd_filter *filter, uint64_t n);
-/* Whether block n's hint leads to address a. */
+/* Returns true if block n's hint leads to address a. */
 bool filter_leads_to(const gd_filter *filter, uint64_t n, gd_address a);
 bool filter_finds(const gd_filter *filter, uint64_t n);
-/* How many of the blocks, up to `to`, it finds. */
+/* Returns the number of the blocks, up to `to`, that it finds. */
 uint64_t filter_count_found(const gd_filter *filter, uint64_t from,
                             uint64_t to);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * owned_fixture.h - a repository with a group that the maintainer has to
- * itself: group 1 is full, group 2 is half full.
+ * owned_fixture.h - a repository with a group that only the maintainer uses:
+ * group 1 is full, group 2 is half full.
  */
 #ifndef OWNED_FIXTURE_H
 #define OWNED_FIXTURE_H
@@ -39,7 +39,7 @@ gd_status owned_enter(owned_fixture *t, uint32_t number);
 gd_status free_slots(owned_fixture *t, uint32_t first, uint32_t count,
                      uint32_t *freed);
 
-/* The same where it must succeed. */
+/* Does the same, and requires success. */
 void require_freed(owned_fixture *t, uint32_t first, uint32_t count);
 
 uint64_t owned_punch(owned_fixture *t);
@@ -52,13 +52,14 @@ unsigned count_state(owned_fixture *t, gd_entry_state state);
 
 uint64_t segment_offset(uint32_t number);
 
-/* Whether the file's bytes are what they were. */
+/* Returns true if the file's bytes are unchanged. */
 bool is_untouched(owned_fixture *t, uint64_t from, uint64_t to);
 
 bool is_image(owned_fixture *t, const char *image_id, const uint8_t *data,
               size_t length);
 
-/* The published record as a crash may leave it: of an older sync point. */
+/* Writes a published record as a crash may leave it: of an older sync
+ * point. */
 void set_record(owned_fixture *t, uint32_t count, uint64_t end);
 
 #endif

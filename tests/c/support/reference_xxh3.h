@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 uint64_t reference_xxh3_64(const void *data, size_t length, uint64_t seed);
-/* In canonical order. */
+/* The digest is in canonical order. */
 void reference_xxh3_128(const void *data, size_t length, uint8_t out[16]);
 
 #endif

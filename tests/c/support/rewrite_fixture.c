@@ -119,7 +119,7 @@ check_group_file(rewrite_fixture *t, uint32_t number, gd_published *record,
               e->checksum);
         CHECK((uint64_t)e->segment + GD_SEGMENT_HEADER +
                   header.stored_length <= record->end);
-        /* Each of its blocks lives, and is this segment's. */
+        /* Each of its blocks is live, and is this segment's. */
         for (uint32_t k = 0; k < SLOTS; k++) {
             CHECK(!gd_segment_has_slot(&header, k) ||
                   entries[k].segment == e->segment ||

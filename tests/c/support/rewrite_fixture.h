@@ -25,7 +25,7 @@ typedef struct rewrite_fixture {
     gd_repo *repo;
     uint8_t *one, *two; /* images: group 1, full; group 2, half full */
     gd_leased_group *leased;
-    gd_owned_group *owned; /* it alone is to be closed, once there is one */
+    gd_owned_group *owned; /* if set, only it is closed */
 } rewrite_fixture;
 
 gd_status rewrite_put(rewrite_fixture *t, const char *image_id,
@@ -47,7 +47,7 @@ gd_status rewrite_group(rewrite_fixture *t, uint64_t *bytes);
 
 void require_rewritten(rewrite_fixture *t);
 
-/* What is on the disk, judged from outside; how many blocks live. */
+/* Reads the group's file, checks it, and returns the number of live blocks. */
 unsigned check_group_file(rewrite_fixture *t, uint32_t number,
                           gd_published *record, gd_entry entries[SLOTS]);
 

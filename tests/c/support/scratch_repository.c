@@ -88,7 +88,7 @@ gd_status
 scratch_try_repo(scratch *x, bool filter, gd_repo **repo)
 {
     char path[256];
-    gd_error ignored; /* without a filter it goes on */
+    gd_error ignored; /* it works without a filter */
     snprintf(path, sizeof path, "%s/filter", x->dir);
     gd_status s =
         gd_repo_open(x->env, x->dir, &x->params, true, repo, &x->err);
@@ -273,7 +273,7 @@ fill_random(uint8_t *out, size_t length, uint64_t seed)
     }
 }
 
-/* Compressible, and different for each seed. */
+/* Fills in compressible bytes, different for each seed. */
 static void
 fill_text(uint8_t *out, size_t length, uint64_t seed)
 {

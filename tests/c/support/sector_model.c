@@ -13,9 +13,9 @@ enum { SECTOR = 512, CONTENTS = 48 };
 
 /* Contents are numbered; 0 is zeros. */
 typedef struct sector_state {
-    uint64_t contents[CONTENTS]; /* that it may have after a crash */
+    uint64_t contents[CONTENTS]; /* possible after a crash */
     unsigned count;
-    unsigned sure; /* of them, the last ones it may have without a crash */
+    unsigned sure; /* the last ones, possible without a crash */
 } sector_state;
 
 gd_volume *the_volume;
@@ -252,7 +252,7 @@ model_resize(uint64_t size)
     gd_status s = gd_volume_resize(the_volume, size * SECTOR,
                                    &the_scratch.err);
     if (s != GD_OK) {
-        /* Of what was to be cut off, any may be zeros. */
+        /* Any of the sectors to be cut off may be zeros. */
         for (uint64_t i = size; i < sectors; i++) {
             add(i, 0, false);
         }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sector_model.h - a volume of the_repo, and what each of its sectors may have.
+ * sector_model.h - a volume of the_repo, and the possible contents of each of
+ * its sectors.
  *
- * All requests are of whole sectors of 512 bytes.  Each writes contents that no
- * other has.  A sector has the content that was last written.  After a crash of
- * the machine it may have any that was written since the last flush, or the one
- * before; after a request that failed, the new one or what it had.
+ * All requests are of whole sectors of 512 bytes. Each writes contents that no
+ * other has. A sector has the content that was last written. After a crash of
+ * the machine it may have any content that was written since the last flush,
+ * or the one before; after a failed request, the new one or its old one.
  */
 #ifndef SECTOR_MODEL_H
 #define SECTOR_MODEL_H
@@ -21,23 +22,23 @@ enum {
 
 extern gd_volume *the_volume; /* NULL: closed */
 
-/* A repository without a volume, and with an image "image" of so many sectors
- * that have contents, unless 0. */
+/* Makes a repository without a volume, and with an image "image" of so many
+ * sectors that have contents, unless 0. */
 void model_setup(uint64_t image_sectors);
 void model_teardown(void);
 
-/* "disk", of a size, or a clone of the image. */
+/* Creates "disk", of a size, or as a clone of the image. */
 gd_status model_create(uint64_t sectors);
 gd_status model_clone(uint64_t sectors);
 gd_status model_open(void);
 void model_close(void);
-/* The owner dies: nothing but its locks is gone. */
+/* Ends the owner: only its locks are lost. */
 void model_kill(void);
-/* The machine crashes.  REQUIRES: model_start_shadow before. */
+/* Lets the machine crash. REQUIRES: model_start_shadow before. */
 void model_start_shadow(void);
 void model_crash(void);
 
-/* Requests.  What came of them is known to the model. */
+/* Make requests. The model records their outcomes. */
 gd_status model_write(uint64_t first, uint64_t count);
 gd_status model_zero(uint64_t first, uint64_t count);
 gd_status model_flush(void);
@@ -46,14 +47,15 @@ gd_status model_snapshot(const char *image_id);
 gd_status model_resize(uint64_t sectors);
 uint64_t model_sectors(void);
 
-/* Every sector has what it may have, and from then on nothing else. */
+/* Checks that every sector has a possible content; from then on no other is
+ * possible. */
 void model_compare(void);
-/* After a checkpoint by an owner: no journal is there but one, no recipe that
- * the volume does not need. */
+/* Checks, after a checkpoint by an owner, that there is only one journal, and
+ * no recipe that the volume does not need. */
 void model_check_nothing_left(void);
-/* Deletes the volume; nothing of it may be left. */
+/* Deletes the volume; no file of it may be left. */
 void model_delete(void);
-/* The first line of what went wrong, for messages. */
+/* Returns the first line of the last error, for messages. */
 const char *model_words(void);
 
 #endif

@@ -24,7 +24,7 @@ enum { MAX_IMAGES = 64, PAIR = 16 };
 
 /* ---- counting ---- */
 
-/* How often each slot of one group is named. */
+/* The number of references to each slot of one group. */
 typedef struct counts {
     uint32_t group;
     uint32_t named[GD_MAX_SLOTS];
@@ -49,8 +49,8 @@ count_recipe(const gd_spool_file *entry, counts *c, gd_error *err)
     return s;
 }
 
-/* N4.6: whether somebody deletes the image of a live entry, who would find the
- * entry gone. */
+/* N4.6: returns true if a process is deleting the image of a live spool file,
+ * and would find the file missing. */
 static bool
 is_being_deleted(const gd_spool_file *entry)
 {
@@ -68,7 +68,7 @@ is_being_deleted(const gd_spool_file *entry)
     return s != GD_OK;
 }
 
-/* *settled: it is finished, and only its name is to go. */
+/* *settled: it is complete, and only its name is to be removed. */
 static gd_status
 judge(gd_spool_file *entry, bool *settled, gd_error *err)
 {
@@ -93,8 +93,8 @@ judge(gd_spool_file *entry, bool *settled, gd_error *err)
     return s == GD_BUSY ? GD_OK : s;
 }
 
-/* N6.3.  What is not complete has a writer, who shares the group's lock if he
- * names it: then it would not be ours. */
+/* N6.3. An incomplete spool file has a writer, which shares the group's lock
+ * if it names the group: then we would not have the lock. */
 static gd_status
 pin(const gd_spool_file *entry, counts *c, gd_error *err)
 {
@@ -223,7 +223,7 @@ free_unnamed(gd_owned_group *owned, const counts *c, gd_error *err)
     return s == GD_OK ? gd_owned_group_punch(owned, &bytes, err) : s;
 }
 
-/* GD_BUSY where a tail waits for the next upload. */
+/* Returns GD_BUSY if a tail waits for the next upload. */
 static gd_status
 rewrite(gd_owned_group *owned, unsigned options, gd_codec codec,
         gd_error *err)
@@ -245,8 +245,9 @@ collect_held(gd_repo *repo, gd_owned_group *owned, unsigned options,
     uint64_t bytes;
     memset(&c, 0, sizeof c);
     c.group = owned->leased->group->number;
-    /* Images first: one that is deleted in between is counted, one that was
-     * before has its entry.  A commit in between does not name this group. */
+    /* Images first: an image that is deleted in between is counted, one that
+     * was deleted before has its spool file. A commit in between does not name
+     * this group. */
     gd_status s = count_images(repo, &c, err);
     if (s == GD_OK) {
         s = settle_spool(repo, &c, spooled, err); /* N6.2 */
@@ -396,7 +397,7 @@ look_equal(const block_list *list, size_t a, size_t b)
            gd_scope_equal(&list->scopes[a], &list->scopes[b]);
 }
 
-/* For each block that has an equal one before it: the first of these. */
+/* Pairs each block that has an equal one before it with the first of these. */
 static size_t
 find_pairs(const block_list *list, uint8_t *pairs)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_fslayout.c - what superblocks and partition tables say, and that none of
- * them, whatever it has, leads outside the disk or to endless work.
+ * test_fslayout.c - superblocks and partition tables: their ranges are found,
+ * and none of them, whatever it has, leads outside the disk or to endless
+ * work.
  */
 #include "engine/volume/fslayout.h"
 
@@ -34,7 +35,7 @@ read_disk(void *arg, uint8_t *out, size_t length, uint64_t offset)
     return true;
 }
 
-/* Finds, and checks what holds of any result. */
+/* Finds ranges, and checks the rules of any result. */
 static void
 find(uint64_t size)
 {
@@ -79,8 +80,9 @@ big(uint8_t *out, uint64_t value, int bytes)
 
 /* ---- file systems ---- */
 
-/* Blocks of 1024, so the first group begins with block 1; two groups of 512
- * blocks, with descriptors of 64 bytes in block 2. */
+/* Makes a file system with blocks of 1024, so the first group begins with
+ * block 1; two groups of 512 blocks, with descriptors of 64 bytes in block
+ * 2. */
 static uint8_t *
 make_ext(uint8_t *at)
 {
@@ -101,12 +103,13 @@ TEST(test_ext)
     uint8_t *sb = make_ext(disk);
     find(SIZE);
     CHECK_RANGES({2048, 1024}, {10 * 1024, 8192}, {600 * 1024, 8192});
-    /* It must fit. */
+    /* The file system must fit. */
     find(1 << 20);
     CHECK_INT(found.count, 3);
     find((1 << 20) - 1);
     CHECK_INT(found.count, 0);
-    /* Tables in other places, and none of 64 bits in descriptors of 32. */
+    /* The tables are in other places, and none is of 64 bits in descriptors of
+     * 32. */
     gd_put32(sb + EXT_INCOMPAT, 0x80 | 0x10);
     find(SIZE);
     CHECK_INT(found.count, 0);
@@ -133,7 +136,7 @@ TEST(test_journal)
     sb[0xfd] = 1;
     find(SIZE);
     CHECK_RANGES({100 * 1024, 30 * 1024});
-    /* One level more, and not two. */
+    /* One more level is followed, and not two. */
     uint8_t *leaf = disk + 300 * 1024;
     memcpy(leaf, node, 24);
     gd_put16(node + 6, 1);
@@ -153,8 +156,8 @@ TEST(test_journal)
     CHECK_INT(found.count, 0);
 }
 
-/* Three groups of 200 blocks, the last one shorter; the log of 20 blocks is in
- * the second one. */
+/* Makes three groups of 200 blocks, the last one shorter; the log of 20 blocks
+ * is in the second one. */
 static void
 make_xfs(uint8_t *sb)
 {
@@ -180,7 +183,7 @@ TEST(test_xfs)
     big(disk + 48, 0, 8); /* on another disk */
     find(SIZE);
     CHECK_RANGES({0, 4096}, {200 * 4096, 4096}, {400 * 4096, 4096});
-    big(disk + 48, 7 << 8, 8); /* in a group that there is not */
+    big(disk + 48, 7 << 8, 8); /* in a group that does not exist */
     find(SIZE);
     CHECK_INT(found.count, 3);
     find(500 * 4096 - 1);
@@ -239,7 +242,7 @@ TEST(test_gpt)
     CHECK_INT(found.count, 0);
 }
 
-/* ---- looking up ---- */
+/* ---- look-ups ---- */
 
 TEST(test_next)
 {
@@ -260,7 +263,7 @@ TEST(test_next)
 
 /* ---- hostile disks ---- */
 
-/* All fields that matter, of any value, on disks of any size. */
+/* All used fields have random values, on disks of any size. */
 TEST(test_any_numbers)
 {
     uint64_t dice = 1;
@@ -288,8 +291,7 @@ TEST(test_any_numbers)
     }
 }
 
-/* Most groups and partitions that can be said to be there: the work is
- * bounded. */
+/* With the most possible groups and partitions, the work is bounded. */
 TEST(test_large_numbers)
 {
     memset(disk, 0, SIZE);
@@ -298,7 +300,7 @@ TEST(test_large_numbers)
     gd_put32(sb + EXT_BLOCKS_HIGH, 7);
     gd_put32(sb + EXT_BLOCKS_PER_GROUP, 1);
     find(UINT64_C(1) << 46);
-    CHECK(bytes_read > MAX_READ / 2); /* nothing is found in zeros */
+    CHECK(bytes_read > MAX_READ / 2); /* zeros have no ranges */
     for (uint32_t i = 0; i < 40000; i++) {
         gd_put32(disk + 2048 + 64 * i + 8, 100000 + 20 * i);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_journal.c - one journal's file: what was appended is found again,
- * wherever the file is torn, cut off or spoiled, and nothing else is.
+ * test_journal.c - one journal's file: appended records are found again,
+ * wherever the file is torn, cut off or spoiled, and no others are.
  */
 #include "engine/volume/journal.h"
 
@@ -22,7 +22,7 @@ typedef struct fixture {
     scratch x;
     gd_volume_head head;
     gd_journal *journal;
-    /* What was appended, and where. */
+    /* The appended records, and their offsets. */
     gd_record records[MAX_COUNT];
     uint64_t at[MAX_COUNT + 1];
     size_t count;
@@ -99,7 +99,8 @@ sync_it(void)
     t.journal->durable = t.journal->end;
 }
 
-/* Some of each kind; a sync behind the fourth, if so wanted. */
+/* Appends some records of each kind; with a sync behind the fourth, if
+ * requested. */
 static void
 append_some(bool with_sync)
 {
@@ -137,7 +138,7 @@ note(void *arg, const gd_record *record, uint64_t at, gd_error *err)
     return GD_OK;
 }
 
-/* Opens and scans the file; *count: how many of the records were found. */
+/* Opens and scans the file; *count: the number of records found. */
 static gd_status
 scan(uint64_t before, size_t *count)
 {
@@ -180,7 +181,7 @@ check_scan(uint64_t before, gd_status status, size_t wanted)
     }
 }
 
-/* How many records end at or before an offset. */
+/* Returns the number of records that end at or before an offset. */
 static size_t
 records_before(uint64_t offset)
 {
@@ -224,7 +225,7 @@ TEST_WITH(test_batches, setup(), teardown())
     check_scan(0, GD_OK, GD_JOURNAL_BATCH + 1);
 }
 
-/* A head that is cut off, or of something else, is refused. */
+/* A head that is cut off, or of another file, is refused. */
 TEST(test_head_is_checked)
 {
     size_t count;
@@ -294,8 +295,8 @@ TEST_WITH(test_torn, setup(), teardown())
     check_scan(0, GD_OK, t.count);
 }
 
-/* Each damaged byte, but for those that only fill up, ends the records where
- * nothing says that they were durable. */
+/* Each damaged byte, but for padding, ends the records if no later record
+ * proves that they were durable. */
 TEST_WITH(test_last_record_damaged, setup(), teardown())
 {
     append_some(false);
@@ -307,24 +308,24 @@ TEST_WITH(test_last_record_damaged, setup(), teardown())
     }
 }
 
-/* V5: a record that was synced is not lost in silence. */
+/* V5: the loss of a synced record is reported. */
 TEST_WITH(test_durable_record_damaged, setup(), teardown())
 {
-    append_some(true); /* 5, 6 and 7 say that 1 to 4 are durable */
+    append_some(true); /* 5, 6 and 7 prove that 1 to 4 are durable */
     for (size_t i = 0; i < t.count; i++) {
         scratch_flip(&t.x, JOURNAL, t.at[i] + 30, 1);
         check_scan(0, i < 4 ? GD_CORRUPT : GD_OK, i);
         check_scan(t.at[7], GD_CORRUPT, i);
-        check_scan(t.at[i], GD_OK, i); /* it lies behind the length */
+        check_scan(t.at[i], GD_OK, i); /* it is behind the length */
         scratch_flip(&t.x, JOURNAL, t.at[i] + 30, 1);
     }
-    /* One of them is enough. */
+    /* One proof is sufficient. */
     scratch_flip(&t.x, JOURNAL, t.at[3] + 30, 1);
     scratch_flip(&t.x, JOURNAL, t.at[4] + 30, 1);
     scratch_flip(&t.x, JOURNAL, t.at[5] + 30, 1);
     check_scan(0, GD_CORRUPT, 3);
     scratch_flip(&t.x, JOURNAL, t.at[6] + 30, 1);
-    check_scan(0, GD_OK, 3); /* none does */
+    check_scan(0, GD_OK, 3); /* there is no proof */
 }
 
 /* The proof may be far behind, across the window of a scan. */
@@ -356,7 +357,7 @@ put_record(gd_record record, uint64_t seed, uint64_t at)
     scratch_write(&t.x, JOURNAL, raw, sizeof raw, at);
 }
 
-/* What is no record of this journal, behind its end. */
+/* The bytes behind the end are not the next record of this journal. */
 TEST_WITH(test_not_the_next_record, setup(), teardown())
 {
     static const uint8_t nothing[GD_RECORD_HEAD];
@@ -379,7 +380,7 @@ TEST_WITH(test_not_the_next_record, setup(), teardown())
     put_record(next, seed, end);
     check_scan(0, GD_OK, 7);
     next.length = 1;
-    next.durable = end + 1; /* it cannot know that */
+    next.durable = end + 1; /* impossible value */
     put_record(next, seed, end);
     check_scan(0, GD_OK, 7);
     next.durable = end;
@@ -389,7 +390,7 @@ TEST_WITH(test_not_the_next_record, setup(), teardown())
     t.at[8] = end + GD_RECORD_HEAD;
     check_scan(0, GD_OK, 8);
     t.count = 7;
-    /* A later one with an impossible durable offset proves nothing. */
+    /* A later record with an impossible durable offset proves nothing. */
     scratch_write(&t.x, JOURNAL, nothing, sizeof nothing, end);
     next.durable = end + 81;
     put_record(next, seed, end + 80);
@@ -417,8 +418,8 @@ TEST_WITH(test_garbage_behind, setup(), teardown())
     }
 }
 
-/* A guest writes what looks like records, at every alignment; it does not know
- * the seed. */
+/* A guest writes bytes like records, at every alignment; it does not know the
+ * seed. */
 TEST_WITH(test_guest_forges_records, setup(), teardown())
 {
     append(GD_RECORD_BYTES, 0, 100);
@@ -445,7 +446,7 @@ TEST_WITH(test_guest_forges_records, setup(), teardown())
 
 /* ---- appends that fail ---- */
 
-/* What a failed append leaves must not be found behind a later one. */
+/* The bytes of a failed append must not be found behind a later one. */
 TEST(test_failed_append_is_gone)
 {
     uint8_t *data = t.data[MAX_COUNT - 1];
@@ -472,7 +473,7 @@ TEST(test_failed_append_is_gone)
     }
 }
 
-/* If that cannot be had, nothing is appended. */
+/* If the bytes cannot be removed, no record is appended. */
 TEST_WITH(test_failed_append_cannot_be_removed, setup(), teardown())
 {
     uint8_t *data = t.data[MAX_COUNT - 1];
@@ -494,7 +495,7 @@ file_size(void)
     return (uint64_t)scratch_size(&t.x, JOURNAL);
 }
 
-/* Records take their place, and the file becomes no longer; when they are used
+/* Records overwrite them, and the file does not get longer; when they are used
  * up, as many are written again as the journal has bytes, within bounds. */
 TEST_WITH(test_zeros_ahead, setup(), teardown())
 {
@@ -556,8 +557,8 @@ TEST_WITH(test_torn_over_zeros, setup(), teardown())
     check_scan(0, GD_CORRUPT, 0);
 }
 
-/* What a failed append has left is not covered by zeros, but cut off, with the
- * zeros behind it; then there are new ones. */
+/* The bytes of a failed append are not overwritten with zeros, but cut off,
+ * with the zeros behind them; then there are new zeros. */
 TEST_WITH(test_failed_append_over_zeros, setup(), teardown())
 {
     append(GD_RECORD_BYTES, 0, 100);
@@ -603,7 +604,7 @@ TEST(test_no_zeros_ahead)
     }
 }
 
-/* ---- making one ---- */
+/* ---- creation ---- */
 
 /* Whatever fails, there is a whole journal or none. */
 TEST(test_create_under_faults)
@@ -645,7 +646,7 @@ TEST_WITH(test_order_of_creating, setup(), teardown())
     gd_journal_close(other);
 }
 
-/* Who was cut off does not replace what the next owner made (V1). */
+/* An owner that was cut off does not replace the next owner's journal (V1). */
 TEST_WITH(test_another_owner_has_made_it, setup(), teardown())
 {
     gd_journal *mine, *other;
@@ -665,7 +666,7 @@ TEST_WITH(test_another_owner_has_made_it, setup(), teardown())
     gd_journal_close(mine);
 }
 
-/* So that a file system can tell the owner of lost locks by errors. */
+/* By this lock a file system can report lost locks to the owner as errors. */
 TEST_WITH(test_holds_a_lock, setup(), teardown())
 {
     gd_journal *made;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_open.c - volumes whose owner is killed, whose machine crashes, and
- * whose disk fails or is full: what was flushed is there, nothing is left over,
+ * whose disk fails or is full: flushed data is there, no file is left over,
  * and the volume can be used and deleted (volumes.rst, V1 to V9).
  */
 #include "engine/volume/volume.h"
@@ -12,7 +12,7 @@
 
 enum { P = MODEL_PART_SECTORS };
 
-/* Every so manyth case is tried; with GLANCE_DEDUP_FAULTS=all, every one. */
+/* One of so many cases is tried; with GLANCE_DEDUP_FAULTS=all, every one. */
 static uint64_t stride = SWEEP_STRIDE == 1 ? 30 : 270;
 
 #define FAULTS (&the_scratch.f)
@@ -24,9 +24,10 @@ static uint64_t stride = SWEEP_STRIDE == 1 ? 30 : 270;
         }                                                                     \
     } while (0)
 
-/* ---- a volume with a bit of everything ---- */
+/* ---- a volume with all kinds of state ---- */
 
-/* Editions of some parts; flushed and unflushed records over them. */
+/* Makes editions of some parts, with flushed and unflushed records over
+ * them. */
 static void
 begin(bool clone)
 {
@@ -44,7 +45,7 @@ begin(bool clone)
     CHECK_OK(model_write(110, 5));
 }
 
-/* All that a user may do with a volume that is well. */
+/* Makes all requests that a user may make to a good volume. */
 static void
 use(void)
 {
@@ -76,7 +77,7 @@ finish(void)
     model_teardown();
 }
 
-/* ---- works, each under every fault ---- */
+/* ---- tasks, each under every fault ---- */
 
 static gd_status
 work_write(void)
@@ -96,7 +97,7 @@ work_checkpoint(void)
     return model_checkpoint();
 }
 
-/* With a checkpoint, and without. */
+/* The volume is recovered with a checkpoint, and without. */
 static gd_status
 work_settle(void)
 {
@@ -167,9 +168,9 @@ static const work works[] = {
     {"recover", work_recover},
 };
 
-/* What happens behind the fault. */
+/* The event after the fault. */
 typedef enum outcome {
-    GO_ON,     /* the same owner goes on, when the fault is over */
+    GO_ON,     /* the owner continues, when the fault is over */
     KILL,      /* it dies */
     CRASH,     /* the machine crashes */
     OUTCOMES,
@@ -193,9 +194,9 @@ static const fault faults[] = {
     {FAULT_ALLOC, ENOMEM, true},
 };
 
-/* The same owner goes on.  If the journal could not be synced, it says so, and
- * its next owner goes on.  If there was no room for its first one, there is
- * now. */
+/* The same owner continues. If the journal could not be synced, it reports
+ * that, and its next owner continues. If there was no room for its first one,
+ * there is now. */
 static void
 go_on(bool checkpoint_first)
 {
@@ -213,7 +214,7 @@ go_on(bool checkpoint_first)
         CHECK_CONTAINS(model_words(), info.broken);
     } else {
         if (checkpoint_first || info.is_read_only) {
-            CHECK_OK(model_checkpoint()); /* it goes on where it was */
+            CHECK_OK(model_checkpoint()); /* continues */
             model_compare();
         }
         use();
@@ -221,7 +222,7 @@ go_on(bool checkpoint_first)
     model_close();
 }
 
-/* False: there were fewer than nth such calls. */
+/* Returns false if there were fewer than nth such calls. */
 static bool
 run_case(const work *w, const fault *f, uint64_t nth, outcome what,
          bool clone)
@@ -303,7 +304,7 @@ TEST(test_faults_in_recovery)
 
 /* ---- making and deleting (V9) ---- */
 
-/* Interrupted at every call, it is finished by the next. */
+/* If it is interrupted at any call, the next call completes it. */
 static void
 interrupt_making(const fault *f, uint64_t nth, bool clone, bool *met)
 {
@@ -337,7 +338,7 @@ interrupt_deleting(const fault *f, uint64_t nth, bool clone, bool *met)
         gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err) ==
         GD_OK &&
         head.state == GD_VOLUME_READY) {
-        finish(); /* it was not begun: nothing is lost */
+        finish(); /* it was not begun: no data is lost */
         return;
     }
     if (s != GD_OK) {
@@ -386,8 +387,8 @@ TEST(test_deleting_is_interrupted)
     sweep_names(interrupt_deleting);
 }
 
-/* V9: no recipe goes before the directory has the state durably, also if an
- * attempt before could not sync it. */
+/* V9: no recipe is deleted before the directory has the state durably, even if
+ * an attempt before could not sync it. */
 TEST(test_deleting_is_durable_first)
 {
     char done[4096];
@@ -407,7 +408,7 @@ TEST(test_deleting_is_durable_first)
 
 /* ---- particular cases ---- */
 
-/* V3, V4: a sync fails; the next owner finds what the page cache has, and its
+/* V3, V4: a sync fails; the next owner finds the page cache's content, and its
  * first flush makes it durable. */
 TEST(test_failed_sync)
 {
@@ -436,8 +437,8 @@ TEST(test_failed_sync)
     model_teardown();
 }
 
-/* The machine crashes before the next owner has flushed: it had promised
- * nothing, and the volume opens. */
+/* The machine crashes before the next owner has flushed: it had not
+ * acknowledged any write, and the volume opens. */
 TEST(test_crash_after_recovery)
 {
     for (int failed = 0; failed < 2; failed++) {
@@ -466,8 +467,8 @@ TEST(test_crash_after_recovery)
     }
 }
 
-/* Parts that a volume loses and gets back begin anew, also for what has their
- * recipes open. */
+/* Parts that a volume loses and gets back begin again, even for a process with
+ * their recipes open. */
 TEST(test_part_comes_back)
 {
     model_setup(0);
@@ -485,7 +486,8 @@ TEST(test_part_comes_back)
     finish();
 }
 
-/* A checkpoint fails behind its first part, and the next one goes on there. */
+/* A checkpoint fails behind its first part, and the next one continues
+ * there. */
 TEST(test_checkpoint_goes_on)
 {
     for (uint64_t nth = 1; nth <= 3; nth++) {
@@ -500,7 +502,7 @@ TEST(test_checkpoint_goes_on)
     }
 }
 
-/* Where nobody can know which journal the next owner finds, nothing more is
+/* If it is unknown which journal the next owner finds, no more records are
  * written to the old one. */
 TEST(test_journal_that_may_be_there)
 {
@@ -549,7 +551,7 @@ write_behind_sync(const gd_env *env, int fd)
     return rc;
 }
 
-/* V3: a sync makes durable what was there when it began. */
+/* V3: a sync makes durable the records from before it began. */
 TEST(test_write_during_sync)
 {
     begin(false);
@@ -571,8 +573,8 @@ journal_size(void)
     return scratch_size(&the_scratch, name);
 }
 
-/* A guest that flushes each write: the file seldom becomes longer, since zeros
- * are written ahead.  None of them comes over a record. */
+/* A guest flushes each write: the file seldom gets longer, since zeros are
+ * written ahead. No zeros overwrite a record. */
 TEST(test_many_flushes)
 {
     unsigned grown = 0;
@@ -592,7 +594,8 @@ TEST(test_many_flushes)
     finish();
 }
 
-/* A hundredth of the whole is kept, so that there is room for little more. */
+/* A hundredth of the total is the reserve, so that there is room for little
+ * more. */
 static int
 little_room(const gd_env *env, int fd, gd_space *space)
 {
@@ -602,8 +605,7 @@ little_room(const gd_env *env, int fd, gd_space *space)
     return 0;
 }
 
-/* Zeros are no reason to go below the reserve, nor is a large flush one to
- * write them. */
+/* Neither zeros nor a large flush are a reason to use the reserve. */
 TEST(test_flushes_without_zeros)
 {
     gd_volume_info info;
@@ -639,7 +641,7 @@ count_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
     return real_pread(env, fd, buf, len, offset);
 }
 
-/* An opening reads each journal once, also when a checkpoint was not ended. */
+/* An opening reads each journal once, even if a checkpoint was not ended. */
 TEST(test_journals_are_read_once)
 {
     begin(false);
@@ -672,13 +674,13 @@ TEST(test_failed_write_is_overwritten)
     fault_env_fail(FAULTS, FAULT_PWRITEV, 3, ENOSPC, false);
     CHECK_INT(model_write(0, 4 * P), GD_NOSPACE);
     fault_env_heal(FAULTS);
-    CHECK_OK(model_write(P, P)); /* as long as the first record of those */
+    CHECK_OK(model_write(P, P)); /* as long as their first record */
     CHECK_OK(model_flush());
     model_kill();
     finish();
 }
 
-/* A recipe that is marked is missing: no other bytes in its place (V7). */
+/* A marked recipe is missing: no other bytes are read in its place (V7). */
 TEST(test_missing_recipe)
 {
     char name[GD_NAME_SIZE];
@@ -702,8 +704,8 @@ TEST(test_missing_recipe)
     model_teardown();
 }
 
-/* Damages a journal that is needed, but not the newest; the words of the error
- * that says so. */
+/* Damages a journal that is needed, but not the newest; returns the words of
+ * the resulting error. */
 static const char *
 spoil(int how, const char *name, uint64_t end)
 {
@@ -739,9 +741,9 @@ TEST(test_spoiled_chain)
         model_kill();
         CHECK_OK(model_open()); /* a second journal, which needs the first */
         CHECK_OK(model_write(3, 3));
-        CHECK_OK(model_flush()); /* stored: now it does not */
+        CHECK_OK(model_flush()); /* stored: the first is no longer needed */
         CHECK_OK(model_write(9, 3));
-        /* A checkpoint that fails leaves a frozen journal, synced.  The first
+        /* A checkpoint that fails leaves a frozen journal, synced. The first
          * link is the next journal's. */
         fault_env_fail(FAULTS, FAULT_LINKAT, 2, EIO, true);
         CHECK(model_checkpoint() != GD_OK);
@@ -782,8 +784,8 @@ TEST(test_opened_on_a_full_disk)
     finish();
 }
 
-/* There is no room for the owner's own journal: all can be read, nothing can be
- * written.  When there is room, a checkpoint makes it writable. */
+/* There is no room for the owner's own journal: everything can be read, and
+ * nothing written. When there is room, a checkpoint makes it writable. */
 TEST(test_opened_without_room_for_a_journal)
 {
     static const fault_call calls[] = {FAULT_PWRITEV, FAULT_LINKAT};
@@ -817,8 +819,8 @@ TEST(test_opened_without_room_for_a_journal)
     }
 }
 
-/* A head claims that billions of journals are needed: no memory is taken for
- * them. */
+/* A head claims that billions of journals are needed: no memory is allocated
+ * for them. */
 TEST(test_long_chain)
 {
     char name[GD_NAME_SIZE];
@@ -836,8 +838,8 @@ TEST(test_long_chain)
     model_teardown();
 }
 
-/* V8: journals that are not needed any more mean nothing when a crash brings
- * them back. */
+/* V8: journals that are no longer needed are ignored when a crash brings them
+ * back. */
 TEST(test_old_journal_comes_back)
 {
     static uint8_t old[1 << 20];
@@ -858,7 +860,7 @@ TEST(test_old_journal_comes_back)
     finish();
 }
 
-/* Any operations, with kills and crashes between. */
+/* Random operations run, with kills and crashes between them. */
 static void
 run_random(uint64_t seed)
 {
@@ -897,7 +899,7 @@ run_random(uint64_t seed)
                                                        MODEL_SECTORS)
                                 : model_flush());
             break;
-        case 9: /* a sync fails, and the next owner goes on */
+        case 9: /* a sync fails, and the next owner continues */
             fault_env_fail(FAULTS, FAULT_FDATASYNC, 1, EIO, false);
             (void)model_flush();
             fault_env_heal(FAULTS);

@@ -9,7 +9,7 @@
 
 enum { SIZE = 2000, ROUNDS = 4000 };
 
-/* Which put wrote a byte, and as which of its bytes. */
+/* The put that wrote a byte, and the byte's index in it. */
 typedef struct cell {
     uint32_t put; /* 0: none */
     uint32_t from;
@@ -115,7 +115,7 @@ TEST(test_random)
     }
 }
 
-/* Out of memory, nothing changes. */
+/* Without memory, the overlay does not change. */
 TEST(test_no_memory)
 {
     fault_env f;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_rollback.c - a volume that gets an image's bytes, or another name: when
- * any call fails, the process dies or the machine crashes, it is as it was or as
- * it should be, nothing is left over, and it can be used and deleted.
+ * any call fails, the process dies or the machine crashes, the volume has its
+ * old or its new state, no file is left over, and it can be used and deleted.
  */
 #include "engine/volume/volume.h"
 
@@ -33,7 +33,7 @@ typedef struct content {
 static content image, before, now;
 static unsigned recipes_before;
 
-/* ---- what there is ---- */
+/* ---- the volume's state ---- */
 
 static void
 read_volume(const char *name, content *out)
@@ -58,8 +58,8 @@ same(const content *a, const content *b)
     return a->size == b->size && memcmp(a->bytes, b->bytes, MAX_SIZE) == 0;
 }
 
-/* Editions of some parts, the base of another, and records over both.  clone:
- * of the image that the volume gets the bytes of. */
+/* Makes editions of some parts, the base of another, and records over both.
+ * clone: of the image whose bytes the volume gets. */
 static void
 begin(bool clone)
 {
@@ -107,7 +107,7 @@ roll_back(void)
     return s;
 }
 
-/* Nothing of the volume is left after it. */
+/* Deletes the volume; no file of it is left. */
 static void
 delete(const char *name)
 {
@@ -126,7 +126,8 @@ TEST(test_roll_back)
         learn_image();
         CHECK(!same(&before, &image));
         CHECK_OK(roll_back());
-        /* The three parts of the image; nothing of before. */
+        /* There are the three parts of the image, and no recipe from
+         * before. */
         CHECK_INT(scratch_count(&the_scratch, "images", "v_", NULL), 3);
         CHECK_INT(scratch_count(&the_scratch, "images", "_base_", NULL), 0);
         CHECK_INT(scratch_count(&the_scratch, "volumes/disk", "journal",
@@ -225,7 +226,7 @@ TEST(test_rename)
               GD_EXISTS);
     gd_volume_close(volume);
     CHECK_OK(gd_volume_delete(the_repo, "taken", &the_scratch.err));
-    /* Where somebody has just begun to make one. */
+    /* Another process has just begun to make a volume of this name. */
     CHECK(mkdirat(the_scratch.root, "volumes/other", 0700) == 0);
     CHECK_OK(gd_volume_rename(the_repo, "disk", "other", &the_scratch.err));
     CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
@@ -239,7 +240,7 @@ TEST(test_rename)
     model_teardown();
 }
 
-/* ---- at every call ---- */
+/* ---- faults at every call ---- */
 
 static void
 end_at(fault_call call, uint64_t nth, bool crash, bool *met,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_volume.c - volumes against an array of bytes: whatever is written,
- * stored, opened again, cloned and resized, the bytes are right, and nothing is
- * left behind.
+ * stored, opened again, cloned and resized, the bytes are right, and no file
+ * is left over.
  */
 #include "engine/volume/volume.h"
 
@@ -166,7 +166,7 @@ visit(void *arg, uint64_t offset, uint64_t length, bool zeros)
     return true;
 }
 
-/* What is said to be zeros is zeros; returns how many bytes were. */
+/* Checks that reported zeros are zeros; returns the number of such bytes. */
 static uint64_t
 check_extents(uint64_t offset, uint64_t length)
 {
@@ -206,7 +206,7 @@ TEST_WITH(test_written_bytes_are_read, setup_volume(SIZE), teardown())
     compare(0, SIZE);
 }
 
-/* Any operations in any order. */
+/* Any operations run in any order. */
 static void
 run_random(uint64_t seed)
 {
@@ -270,7 +270,7 @@ TEST(test_random)
     }
 }
 
-/* A clone has the image's bytes, also when the image is gone. */
+/* A clone has the image's bytes, even when the image is deleted. */
 TEST_WITH(test_clone, setup(), teardown())
 {
     static uint8_t data[3 * PART + 700];
@@ -294,7 +294,7 @@ TEST_WITH(test_clone, setup(), teardown())
     put(PART - 10, 20, 1);
     checkpoint();
     compare(0, size);
-    resize(PART + 512); /* only what has editions now, is left */
+    resize(PART + 512); /* only parts with editions are left */
     compare(0, size);
     resize(4 * PART);
     compare(0, size);
@@ -303,7 +303,7 @@ TEST_WITH(test_clone, setup(), teardown())
     CHECK_INT(scratch_count(&the_scratch, "images", "v_", NULL), 2);
 }
 
-/* Trimming a large empty volume costs nothing. */
+/* Trimming a large empty volume is cheap. */
 TEST_WITH(test_zeros_over_nothing, setup(), teardown())
 {
     CHECK_OK(create("disk", UINT64_C(1) << 30, NULL));
@@ -410,7 +410,7 @@ check_strange_edition(const gd_scope *scope, uint64_t length, gd_status wanted)
     teardown();
 }
 
-/* A recipe of the right name is not believed for that. */
+/* A recipe is not accepted only for its right name. */
 TEST(test_strange_editions)
 {
     const gd_scope same = {{0}}, other = {{1}};
@@ -419,7 +419,8 @@ TEST(test_strange_editions)
     check_strange_edition(&same, PART + 1, GD_CORRUPT);
 }
 
-/* N15.1: only what makes a volume sets it, and nothing is there before. */
+/* N15.1: only making a volume sets the feature, and no file is there
+ * before. */
 TEST_WITH(test_the_feature, setup(), teardown())
 {
     gd_volume_head head;

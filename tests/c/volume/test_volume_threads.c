@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_volume_threads.c - writers, readers, flushers, checkpoints, snapshots and
- * resizing of one volume, at once.  Each sector says what it is: its number,
- * who wrote it and when.  The engine works with the table of the real machine:
- * the fault_env's mutex would hide races from the thread sanitizer.
+ * test_volume_threads.c - writers, readers, flushers, checkpoints, snapshots
+ * and resizing of one volume, at once. Each sector has its number, its writer
+ * and its version. The engine works with the table of the real machine: the
+ * fault_env's mutex would hide races from the thread sanitizer.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,22 +19,22 @@ enum {
     PART = 65536,
     WRITERS = 3,
     SLICE = 200,                /* sectors that one writer alone writes */
-    KEPT = WRITERS * SLICE,     /* resizing leaves these alone */
+    KEPT = WRITERS * SLICE,     /* resizing keeps these */
     MIN_COUNT = KEPT + 20,
     MAX_COUNT = KEPT + 500,
-    TURNS = 60 / SWEEP_STRIDE,  /* that each of the others has at least */
+    TURNS = 60 / SWEEP_STRIDE,  /* the minimum of each of the others */
     MAX_LENGTH = 150,
 };
 
 static scratch x;
 static gd_repo *repo;
 static gd_volume *volume;
-static atomic_uint odd; /* results that may not be */
+static atomic_uint odd; /* results that must not occur */
 static atomic_uint done; /* writers that have ended */
 static atomic_uint checkpoints, snapshots, resizes;
 /* The newest write of each sector that was acknowledged; 0: none. */
 static atomic_uint_fast64_t acknowledged[KEPT];
-static atomic_uint_fast64_t begun[KEPT]; /* of those that were begun */
+static atomic_uint_fast64_t begun[KEPT]; /* of begun writes */
 
 static void
 expect(bool good, const char *what, const gd_error *err)
@@ -56,7 +56,8 @@ make_sector(uint8_t *out, uint64_t sector, uint64_t version)
     }
 }
 
-/* Whole, of this place, and of a version between two. */
+/* Returns true for a whole sector, of this place, and of a version between
+ * two. */
 static bool
 is_good(const uint8_t *got, uint64_t sector, uint64_t least, uint64_t most)
 {
@@ -173,7 +174,7 @@ checkpoint_often(void *arg)
     return NULL;
 }
 
-/* A snapshot has what was acknowledged before it, and nothing from after. */
+/* A snapshot has the writes acknowledged before it, and none from after. */
 static void
 check_snapshot(const char *id, const uint64_t *least, gd_error *err)
 {
@@ -214,7 +215,8 @@ snapshot_often(void *arg)
     return NULL;
 }
 
-/* What is cut off and added again is zeros, also where it was written to. */
+/* Sectors that are cut off and added again are zeros, even if they had
+ * data. */
 static void *
 resize_often(void *arg)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_volumehints.c - hints of a volume: whatever they say, its bytes are
- * right, and the counters tell what they did.
+ * test_volumehints.c - hints of a volume: whatever they are, its bytes are
+ * right, and the counters show their effects.
  */
 #include "engine/volume/volumehints.h"
 
@@ -76,7 +76,7 @@ checkpoint(void)
     return info.head.counters;
 }
 
-/* ---- said ---- */
+/* ---- explicit hints ---- */
 
 TEST_WITH(test_no_dedup, setup(), teardown())
 {
@@ -96,13 +96,13 @@ TEST_WITH(test_no_dedup, setup(), teardown())
     gd_volume_set_dedup(volume, true);
     memcpy(model + 3 * PART, model, PART);
     store(3 * PART, PART);
-    CHECK_INT(checkpoint().skipped, c.skipped); /* it was looked for */
+    CHECK_INT(checkpoint().skipped, c.skipped); /* it was looked up */
 }
 
-/* ---- inferred ---- */
+/* ---- inferred hints ---- */
 
-/* A file system whose journal has the blocks 16 to 31 of 4096 bytes, in two
- * extents, and whose only inode table those from 32 to 39. */
+/* Makes a file system whose journal has the blocks 16 to 31 of 4096 bytes, in
+ * two extents, and whose only inode table has those from 32 to 39. */
 static void
 make_ext(uint8_t *out)
 {
@@ -118,7 +118,7 @@ make_ext(uint8_t *out)
     gd_put32(out + BLOCK + 8, 32);
 }
 
-/* The superblock is in the journal when it is looked at first. */
+/* The superblock is in the journal at its first reading. */
 TEST_WITH(test_metadata, setup(), teardown())
 {
     memcpy(model + PART, "some bytes", 10);
@@ -130,15 +130,15 @@ TEST_WITH(test_metadata, setup(), teardown())
     make_ext(model);
     store(0, PART);
     gd_volume_counters c = checkpoint();
-    /* The descriptors, the journal, the inode table. */
+    /* These are the descriptors, the journal, and the inode table. */
     CHECK_INT(c.skipped, (1 + 16 + 8) * BLOCK);
     CHECK_INT(c.duplicate, PART - 40 * BLOCK);
     CHECK_INT(c.read, SIZE);
 }
 
-/* Blocks that are partly in a range are looked for: of a file system with blocks
- * of 1024, whose inode table ends in the middle of one of ours, and whose
- * journal begins with the next. */
+/* Blocks that are partly in a range are looked up: the file system has blocks
+ * of 1024, its inode table ends in the middle of one of ours, and its journal
+ * begins with the next. */
 TEST_WITH(test_parts_of_blocks, setup(), teardown())
 {
     fill_random(model, PART, 1);
@@ -158,8 +158,8 @@ TEST_WITH(test_parts_of_blocks, setup(), teardown())
 
 /* ---- prefetching ---- */
 
-/* A copy is found without any filter, since its groups were named; not the next
- * copy, which nobody announced. */
+/* A copy is found without any filter, since its groups were named; the next
+ * copy, which was not announced, is not. */
 TEST_WITH(test_prefetch, setup(), teardown())
 {
     fill_random(model, PART, 1);
@@ -168,7 +168,7 @@ TEST_WITH(test_prefetch, setup(), teardown())
     open_it(false);
     gd_volume_prefetch(volume, 0, 0);
     gd_volume_prefetch(volume, SIZE, 0);
-    gd_volume_prefetch(volume, PART, 0); /* again: nothing new */
+    gd_volume_prefetch(volume, PART, 0); /* again: no effect */
     memcpy(model + PART, model, PART);
     store(PART, PART);
     gd_volume_counters c = checkpoint();
@@ -182,7 +182,7 @@ TEST_WITH(test_prefetch, setup(), teardown())
     CHECK_INT(c.duplicate, PART);
 }
 
-/* Of more groups than are kept, the last ones are. */
+/* If there are more groups than are cached, the last ones are. */
 TEST_WITH(test_many_groups, setup(), teardown())
 {
     the_scratch.params.group_slots = 64;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_faults.c - what writers, readers and deleters do, under faults: see
- * fault_tasks.h for what is tried, and what is demanded.
+ * test_faults.c - the tasks of writers, readers and deleters, under faults:
+ * see fault_tasks.h for the faults, and the requirements.
  */
 #include "tests/c/support/fault_tasks.h"
 
@@ -32,7 +32,7 @@ without_filter(world *w)
     w->repo = scratch_repo(&w->x);
 }
 
-/* Without it images are stored all the same. */
+/* Without the filter images are stored all the same. */
 static gd_status
 attach_filter(world *w)
 {
@@ -85,7 +85,7 @@ put_and_abort(world *w)
     return s;
 }
 
-/* With nothing open yet, and nothing cached. */
+/* Leaves no file open, and the caches empty. */
 static void
 set_cold(world *w)
 {
@@ -133,7 +133,7 @@ send_image(world *w)
     return s;
 }
 
-/* Blocks of NEW, from the first, and where they are. */
+/* Blocks of NEW, from the first, and their addresses. */
 typedef struct known {
     size_t count;
     gd_fingerprint fps[FAULT_LENGTH / FAULT_BLOCK + 1];
@@ -142,7 +142,7 @@ typedef struct known {
     size_t offsets[FAULT_LENGTH / FAULT_BLOCK + 1];
 } known;
 
-/* A block of NEW: known, zeros, or sent. */
+/* Adds a block of NEW: known, zeros, or sent. */
 static gd_status
 receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
               const uint8_t *block, uint32_t length, known *k)
@@ -174,7 +174,7 @@ receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
     return s;
 }
 
-/* As who reads an image that is on its way. */
+/* Reads as the reader of an image that is still arriving. */
 static gd_status
 read_back(world *w, const known *k)
 {
@@ -248,7 +248,8 @@ receive_image(world *w)
 
 /* ---- copying within the repository ---- */
 
-/* TWIN, by the addresses of KEPT's blocks and, in the middle of one, by bytes. */
+/* Stores TWIN by the addresses of KEPT's blocks and, in the middle of one, by
+ * bytes. */
 static gd_status
 add_runs(world *w, gd_transaction *transaction)
 {
@@ -298,7 +299,7 @@ copy_image(world *w)
 
 static const fault_task TASKS[] = {
     {.name = "open", .work = open_handle},
-    /* Whatever kept a file from being mapped, it is called out of memory. */
+    /* Any failure to map a file is reported as out of memory. */
     {.name = "attach-filter", .setup = without_filter, .work = attach_filter,
      .also = GD_NOMEM},
     {.name = "rebuild-filter", .setup = without_filter,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_faults_maintainer.c - what the maintainer does, under faults: see
- * fault_tasks.h for what is tried, and what is demanded.
+ * test_faults_maintainer.c - the maintainer's tasks, under faults: see
+ * fault_tasks.h for the faults, and the requirements.
  *
- * There is no catalog here: a task frees only what no image of the test names.
+ * There is no catalog here: a task frees only blocks that no image of the test
+ * names.
  */
 #include "tests/c/support/fault_tasks.h"
 
@@ -30,7 +31,7 @@ by_number(const void *a, const void *b)
 
 /* ---- accounting ---- */
 
-/* N5.2: what the catalog would be told. */
+/* N5.2: reads the runs that the catalog would get. */
 static gd_status
 count_entry(world *w, gd_spool_file *entry)
 {
@@ -52,7 +53,7 @@ count_entry(world *w, gd_spool_file *entry)
     return s;
 }
 
-/* N4 and N5 for one entry. */
+/* Does N4 and N5 for one spool file. */
 static gd_status
 settle_entry(world *w, gd_spool_file *entry)
 {
@@ -149,7 +150,7 @@ write_fence(world *w)
 
 /* ---- groups ---- */
 
-/* OLD is deleted; numbers are its blocks that KEPT has not. */
+/* Deletes OLD; numbers are its blocks that KEPT does not have. */
 static void
 find_dead(world *w)
 {
@@ -180,7 +181,7 @@ dead_slots(const world *w, uint32_t group, uint32_t slots[FAULT_BLOCKS + 1])
 
 typedef gd_status at_work(world *w, gd_owned_group *owned);
 
-/* In each of the groups, which there are as many of as blocks need. */
+/* Works in each of the groups that the blocks need. */
 static gd_status
 in_each_group(world *w, at_work *work)
 {
@@ -262,7 +263,7 @@ rewrite(world *w)
     return in_each_group(w, rewrite_in);
 }
 
-/* With the lease alone until the exchange; not what is not sealed. */
+/* Has only the lease until the exchange; skips unsealed groups. */
 static gd_status
 recompress_group(world *w, uint32_t number)
 {
@@ -331,7 +332,7 @@ unlink_groups(world *w)
     return in_each_group(w, unlink_in);
 }
 
-/* Group 1 has nothing but OLD's blocks then. */
+/* Group 1 has only OLD's blocks then. */
 static void
 empty_group(world *w)
 {
@@ -351,12 +352,12 @@ empty_group(world *w)
 
 /* ---- merging ---- */
 
-/* TWIN has KEPT's blocks, stored once more; to be merged to them. */
+/* Stores TWIN with KEPT's blocks once more, to be merged to them. */
 static void
 store_twin(world *w)
 {
     gd_repo *usual = w->repo;
-    w->repo = scratch_repo(&w->x); /* without hints nothing is found */
+    w->repo = scratch_repo(&w->x); /* without hints no duplicate is found */
     require_ok(w, store_image(w, TWIN), "store");
     gd_repo_close(w->repo);
     w->repo = usual;
@@ -457,7 +458,7 @@ scrub(world *w)
     gd_status s = gd_scrub(w->repo, 1, 0, 64, true, GD_SCRUB_ALL, &found,
                            &w->x.err);
     for (int i = 0; s == GD_OK && i < 64; i++) {
-        /* No fault of the system is taken for damage of another block's. */
+        /* No fault of the system counts as damage of another block. */
         CHECK(found.verdicts[i] <= GD_VERDICT_INVALID);
     }
     if (s == GD_OK) {
@@ -480,7 +481,7 @@ write_spares(world *w)
     return gd_spare_write(w->repo, 1, addresses, count, &bytes, &w->x.err);
 }
 
-/* A block of OLD is only to be had from its spare copy. */
+/* A block of OLD can only be read from its spare copy. */
 static void
 spoil_block(world *w)
 {
@@ -551,7 +552,7 @@ static const fault_task TASKS[] = {
     {.name = "relocate", .setup = find_blocks, .work = relocate},
     {.name = "scrub", .work = scrub},
     {.name = "write-spares", .setup = find_blocks, .work = write_spares},
-    /* If the copy cannot be read, it is the damage that is told. */
+    /* If the copy cannot be read, the damage is reported. */
     {.name = "read-spare", .setup = spoil_block, .work = read_spare,
      .also = GD_CORRUPT},
     {.name = "sort-and-pair", .work = sort_and_pair},

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_races.c - transactions, readers and deleters beside the maintainer, all on
- * one handle: what they share are caches of groups, of fingerprint stores, of
- * segments and of spare copies, the filter, the locks and the pool.  As in
+ * test_races.c - transactions, readers and deleters beside the maintainer, all
+ * on one handle: they share caches of groups, of fingerprint tables, of
+ * segments and of spare copies, the filter, the locks and the pool. As in
  * test_threads.c the table is that of the real machine, so that no mutex of a
  * test hides a race from the thread sanitizer.
  */
@@ -35,7 +35,7 @@ static scratch x;
 static gd_repo *repo;
 static uint8_t kept[KEPT][LENGTH];
 static const char *const kept_ids[KEPT] = {"kept-0", "kept-1", "kept-2"};
-static atomic_uint odd; /* results that may not be */
+static atomic_uint odd; /* results that must not occur */
 static atomic_uint writing; /* writers that are not done */
 
 static void
@@ -67,7 +67,7 @@ put(const char *image_id, const gd_scope *scope, const uint8_t *data,
     return s;
 }
 
-/* Images that come and go, with blocks in common with those that stay. */
+/* Stores and deletes images, with blocks in common with those that stay. */
 static void *
 write_images(void *arg)
 {
@@ -130,7 +130,7 @@ maintain(unsigned round, gd_error *err)
     expect(s == GD_OK, "scrub", err);
 }
 
-/* The intent comes and goes while transactions look for it. */
+/* The intent comes and goes while transactions check it. */
 static void
 announce(unsigned round)
 {
@@ -189,8 +189,9 @@ check_rest(void)
     }
 }
 
-/* Made while all are at work, so that copies of mutexes may be held in it for
- * ever: each entry point must refuse before it looks for one (repo.h). */
+/* The child is forked while all threads work, so that its copies of mutexes
+ * may be held for ever: each entry point must refuse before it takes one
+ * (repo.h). */
 static bool
 all_refuse(void)
 {
@@ -314,7 +315,7 @@ hurt_group(const gd_address addresses[SPARED])
     gd_owned_group_close(owned);
 }
 
-/* Readers find damaged blocks' copies while these are written anew. */
+/* Readers find damaged blocks' copies while these are written again. */
 TEST(test_spare_copies_are_shared)
 {
     pthread_t threads[READERS + 1];

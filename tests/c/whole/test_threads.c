@@ -17,7 +17,7 @@ enum { THREADS = 4, ROUNDS = 12, BLOCK = 512, LENGTH = 150 * BLOCK + 9 };
 
 static scratch x;
 static gd_repo *repo;
-static atomic_uint odd; /* results that may not be */
+static atomic_uint odd; /* results that must not occur */
 static atomic_uint winners, losers;
 static pthread_barrier_t barrier;
 
@@ -87,7 +87,7 @@ read_others(unsigned thread, unsigned round)
     }
 }
 
-/* All for one id: one of them gets it, and what is read is whole. */
+/* All commit one id: one of them gets it, and readers read whole images. */
 static void
 contend(unsigned thread, unsigned round)
 {
@@ -186,7 +186,7 @@ TEST(test_threads_by_value)
     run(true, 1);
 }
 
-/* Of segments that the pool decodes, one is damaged. */
+/* One of the segments that the pool decodes is damaged. */
 TEST(test_damage_among_many)
 {
     static uint8_t data[64 * 4096];
@@ -215,7 +215,7 @@ TEST(test_damage_among_many)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* Threads that read the same, most of it out of the cache. */
+/* Threads read the same image, mostly from the cache. */
 static void *
 read_cached(void *arg)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_addruns.c - images that are put together from parts of others: the bytes
- * are right, nothing moves that need not, and the blocks stay.
+ * test_addruns.c - images that are put together from parts of others: the
+ * bytes are right, only necessary bytes are moved, and the blocks stay.
  */
 #include "engine/write/addruns.h"
 
@@ -35,7 +35,7 @@ teardown_source(void)
     transaction_teardown();
 }
 
-/* How many bytes had to be stored. */
+/* Adds a part; returns the number of bytes that had to be stored. */
 static uint64_t
 add(gd_transaction *transaction, uint64_t from, uint64_t to)
 {
@@ -89,7 +89,7 @@ TEST(test_whole_image)
     uint64_t reads = the_scratch.f.calls[FAULT_PREAD];
     uint64_t writes = the_scratch.f.calls[FAULT_PWRITEV];
     CHECK_INT(add(transaction, 0, LENGTH), 0);
-    /* The recipe's pages, and nothing of any group. */
+    /* The reads are of the recipe's pages, and not of any group. */
     CHECK(the_scratch.f.calls[FAULT_PREAD] - reads <=
           4 * gd_image_pages(source));
     CHECK_INT(the_scratch.f.calls[FAULT_PWRITEV], writes);
@@ -102,7 +102,7 @@ TEST(test_whole_image)
     teardown_source();
 }
 
-/* Any parts, between written bytes and zeros. */
+/* Random parts are added, between written bytes and zeros. */
 static void
 run_parts(uint64_t seed)
 {
@@ -122,7 +122,7 @@ run_parts(uint64_t seed)
             to = to / BLOCK * BLOCK;
         }
         uint64_t stored = add(transaction, from, to);
-        /* Only the blocks at the ends. */
+        /* These are only the blocks at the ends. */
         CHECK(stored <= (i % 3 == 0 ? 0 : 2 * BLOCK));
         memcpy(want + length, source_data + from, to - from);
         length += to - from;
@@ -169,7 +169,8 @@ TEST(test_another_scope)
     teardown_source();
 }
 
-/* The group of the source's first block, and how many bytes lie in it. */
+/* Returns the group of the source's first block, and the number of bytes in
+ * it. */
 static uint32_t
 first_group(uint64_t *bytes)
 {
@@ -188,7 +189,7 @@ first_group(uint64_t *bytes)
     return group;
 }
 
-/* The collector is at work in a group: its blocks are stored elsewhere. */
+/* The collector works in a group: its blocks are stored elsewhere. */
 TEST(test_a_lock_is_refused)
 {
     gd_recipe_header header;
@@ -207,7 +208,7 @@ TEST(test_a_lock_is_refused)
     teardown_source();
 }
 
-/* I6: from the call on, until the recipe counts. */
+/* I6: the blocks stay from the call on, until the recipe counts. */
 TEST(test_the_blocks_stay)
 {
     size_t spooled;
@@ -271,8 +272,8 @@ TEST(test_what_is_refused)
     teardown_source();
 }
 
-/* I7: of a split extent, other entries than those it was committed with are
- * not taken. */
+/* I7: a split extent is refused if its entries are not those it was committed
+ * with. */
 TEST(test_damaged_entries)
 {
     uint64_t stored;
@@ -294,7 +295,7 @@ TEST(test_damaged_entries)
                                       e->offset + e->length - 1, &stored,
                                       &the_scratch.err), GD_CORRUPT);
     CHECK(strstr(the_scratch.err.text, name) != NULL);
-    /* It has failed. */
+    /* The transaction has failed. */
     CHECK_INT(gd_transaction_add_runs(transaction, source, 0, 1, &stored,
                                       &the_scratch.err), GD_CLOSED);
     gd_transaction_end(transaction);

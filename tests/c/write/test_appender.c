@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_appender.c - a writer's place in a group: nothing counts before the
- * writer's own fdatasync, nor after one that failed (N7.4, I1).
+ * test_appender.c - a writer's place in a group: no entry counts before the
+ * writer's own fdatasync, nor after a failed one (N7.4, I1).
  */
 #include "engine/write/appender.h"
 
@@ -29,7 +29,7 @@ TEST_WITH(test_append_and_sync, appender_setup(&t), appender_teardown(&t))
     CHECK_INT(gd_appender_entry(appender, 7)->segment,
               APPENDER_START + 32 + 5 * APPENDER_BLOCK);
     CHECK(gd_appender_entry(appender, 8) == NULL);
-    /* Nothing is on the disk but the data. */
+    /* Only the data is on the disk. */
     check_slot_states(&t, 1, 0, 64, GD_ENTRY_EMPTY);
     CHECK_INT(read_group_contents(&t, 1).published.sequence, 0);
     CHECK_INT(hints_for(&t, 1, 0), 0);
@@ -44,7 +44,7 @@ TEST_WITH(test_append_and_sync, appender_setup(&t), appender_teardown(&t))
     CHECK_INT(hints_for(&t, 1, 0) + hints_for(&t, 1, 7), 2);
     CHECK(!gd_appender_is_due(appender));
     CHECK(gd_appender_entry(appender, 7) == NULL);
-    /* Without anything new there is nothing to sync. */
+    /* Without new entries there is no sync. */
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FDATASYNC);
     CHECK_INT(sync_appender(&t, appender), GD_OK);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FDATASYNC), syncs);
@@ -55,8 +55,8 @@ TEST_WITH(test_append_and_sync, appender_setup(&t), appender_teardown(&t))
     close_appender(&t, appender);
 }
 
-/* Entries, fdatasync, record: an entry never precedes its data, the record
- * never precedes its entries' fdatasync. */
+/* The order is entries, fdatasync, record: an entry never precedes its data,
+ * the record never precedes its entries' fdatasync. */
 TEST_WITH(test_order_of_a_sync_point, appender_setup(&t),
           appender_teardown(&t))
 {
@@ -105,7 +105,7 @@ lock_no_file(const gd_env *env, int fd, uint64_t byte, short type)
                : gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
 }
 
-/* So that a file system can tell it of lost locks by errors (I4). */
+/* By this lock a file system can report lost locks as errors (I4). */
 TEST_WITH(test_holds_a_lock_on_the_file, appender_setup(&t),
           appender_teardown(&t))
 {
@@ -114,7 +114,7 @@ TEST_WITH(test_holds_a_lock_on_the_file, appender_setup(&t),
     const gd_env *env = gd_env_posix();
     int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
     CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 1);
-    /* The lease is what keeps others out. */
+    /* Only the lease keeps others out. */
     CHECK_INT(env->lock(env, raw, GD_BYTE_LESSEE, F_RDLCK), 0);
     close_appender(&t, appender);
     CHECK_INT(env->lock(env, raw, GD_BYTE_LESSEE, F_WRLCK), 0);
@@ -129,7 +129,8 @@ TEST_WITH(test_holds_a_lock_on_the_file, appender_setup(&t),
 
 static gd_locks *successor;
 
-/* The server drops the lease before the file is locked, and gives it away. */
+/* The server drops the lease before the file is locked, and grants it
+ * again. */
 static int
 lock_too_late(const gd_env *env, int fd, uint64_t byte, short type)
 {
@@ -173,10 +174,11 @@ TEST_WITH(test_close_cuts_what_is_not_synced, appender_setup(&t),
     CHECK(scratch_size(&t.x, GROUP_1) > size);
     close_appender(&t, appender);
     CHECK_INT(scratch_size(&t.x, GROUP_1), size);
-    /* Slots that nobody knew of are given out again. */
+    /* Slots that were never published are used again. */
     CHECK_INT(store_segments(&t, 1), 1);
     check_live_slots(&t, 1, 0, 15);
-    /* So too after an append that failed, even if it wrote something. */
+    /* This also holds after an append that failed, even if it wrote some
+     * bytes. */
     appender = open_appender(&t);
     size = scratch_size(&t.x, GROUP_1);
     fault_env_shorten(&t.x.f, 700);
@@ -207,7 +209,8 @@ TEST_WITH(test_failed_fdatasync_poisons, appender_setup(&t),
     close_appender(&t, appender);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FDATASYNC), syncs + 1);
     check_poisoned(&t, 5);
-    /* Nothing of it is found, here or elsewhere; what came before is. */
+    /* No look-up finds its blocks, here or elsewhere; earlier blocks are
+     * found. */
     for (int handle = 0; handle < 2; handle++) {
         CHECK_INT(hints_for(&t, 1, 4), 1);
         CHECK_INT(hints_for(&t, 1, 5), 0);
@@ -240,8 +243,8 @@ fill(appender_fixture *t, gd_appender *appender, int failing_sync,
     return s;
 }
 
-/* Else a crash of the machine leaves as many tails to be renewed as groups were
- * filled before it (I8). */
+/* Otherwise a crash of the machine leaves as many tails to be renewed as
+ * groups were filled before it (I8). */
 TEST_WITH(test_record_of_a_full_group_is_synced, appender_setup(&t),
           appender_teardown(&t))
 {
@@ -251,7 +254,7 @@ TEST_WITH(test_record_of_a_full_group_is_synced, appender_setup(&t),
     CHECK_INT(syncs, 2);
     CHECK_INT(read_group_contents(&t, 1).published.count, 64);
     close_appender(&t, appender);
-    /* An error of it is one of the sync point, though all is there. */
+    /* An error of this sync fails the sync point, though all data is there. */
     appender = open_appender(&t);
     CHECK_INT(appender_number(appender), 2);
     CHECK_INT(fill(&t, appender, 2, &syncs), GD_IO);
@@ -273,7 +276,7 @@ TEST_WITH(test_poison_that_is_lost, appender_setup(&t), appender_teardown(&t))
     CHECK_INT(sync_appender(&t, appender), GD_IO);
     close_appender(&t, appender);
     CHECK_INT(read_group_contents(&t, 1).published.flags, 0);
-    CHECK_INT(store_segments(&t, 1), 2); /* this handle remembers */
+    CHECK_INT(store_segments(&t, 1), 2); /* this handle knows it */
     appender_other_handle(&t);
     uint64_t writes = fault_env_count(&t.x.f, FAULT_PWRITEV);
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FDATASYNC);

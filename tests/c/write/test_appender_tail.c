@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_appender_tail.c - what becomes of a dead writer's tail when another
+ * test_appender_tail.c - the recovery of a dead writer's tail when another
  * writer leases the group (N7.3).
  */
 #include "engine/write/appender.h"
@@ -10,8 +10,8 @@
 
 /* ---- tails ---- */
 
-/* A group whose first 10 slots are published, and behind them a tail of 20, in
- * four segments: the record of their sync point is lost. */
+/* Makes a group whose first 10 slots are published, and behind them a tail of
+ * 20, in four segments: the record of their sync point is lost. */
 static void
 make_tail(appender_fixture *t)
 {
@@ -24,14 +24,15 @@ make_tail(appender_fixture *t)
     appender_other_handle(t);
 }
 
-/* Where the tail's segment i lies: each has 5 blocks, as those before it. */
+/* Returns the offset of the tail's segment i: each has 5 blocks, as those
+ * before it. */
 static uint64_t
 tail_segment(uint32_t i)
 {
     return APPENDER_START + (2 + (uint64_t)i) * (32 + 5 * APPENDER_BLOCK);
 }
 
-/* The next writer's; what it appends comes behind the tail. */
+/* Checks the next writer; its blocks come behind the tail. */
 static void
 check_next_writer(appender_fixture *t)
 {
@@ -58,7 +59,7 @@ TEST_WITH(test_whole_tail_is_renewed, appender_setup(&t),
     uint64_t writes = fault_env_count(&t.x.f, FAULT_PWRITEV);
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FDATASYNC);
     gd_appender *appender = open_appender(&t);
-    /* Its four segments, their entries, and the record. */
+    /* The writes are of its four segments, their entries, and the record. */
     CHECK_INT(fault_env_count(&t.x.f, FAULT_PWRITEV), writes + 6);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FDATASYNC), syncs + 1);
     close_appender(&t, appender);
@@ -71,7 +72,7 @@ TEST_WITH(test_whole_tail_is_renewed, appender_setup(&t),
     check_live_slots(&t, 1, 0, 35);
 }
 
-/* Both records lost: everything is a tail. */
+/* Both records are lost: everything is a tail. */
 TEST(test_no_record_at_all)
 {
     appender_fixture t;
@@ -85,8 +86,8 @@ TEST(test_no_record_at_all)
     appender_teardown(&t);
 }
 
-/* Only what does not verify goes: a block, or all where the header is torn, or
- * none, where it is the segment's own checksum. */
+/* Only blocks that do not verify are lost: one block, or all if the header is
+ * torn, or none, if it is the segment's own checksum. */
 TEST(test_torn_segment)
 {
     static const struct {
@@ -106,7 +107,7 @@ TEST(test_torn_segment)
         check_live_slots(&t, 1, torn[i].end, 30);
         if (torn[i].first < torn[i].end) {
             CHECK_INT(hints_for(&t, 1, torn[i].first), 0);
-            /* It still says which block it was, and where. */
+            /* The entry still has its block's fingerprint, and its offset. */
             group_contents now = read_group_contents(&t, 1);
             CHECK_INT(now.entries[torn[i].first].segment,
                       c.entries[torn[i].first].segment);
@@ -134,7 +135,7 @@ TEST(test_data_that_is_missing)
     appender_teardown(&t);
 }
 
-/* Gaps become void; what is torn stays as it is, and so do the others. */
+/* Gaps become void; torn entries stay unchanged, and so do the others. */
 TEST(test_torn_entries)
 {
     appender_fixture t;
@@ -169,7 +170,7 @@ write_entry(appender_fixture *t, uint32_t slot, const gd_entry *entry)
     gd_group_close(group);
 }
 
-/* Entries that are whole but name what they should not. */
+/* These entries are whole but name wrong bytes. */
 TEST_WITH(test_entries_that_lie, appender_setup(&t), appender_teardown(&t))
 {
     make_tail(&t);
@@ -196,7 +197,7 @@ TEST_WITH(test_entries_that_lie, appender_setup(&t), appender_teardown(&t))
     }
 }
 
-/* What was void, freed or damaged in the tail is so still. */
+/* Entries that were void, freed or damaged in the tail stay so. */
 TEST_WITH(test_other_states_are_kept, appender_setup(&t),
           appender_teardown(&t))
 {
@@ -218,8 +219,8 @@ TEST_WITH(test_other_states_are_kept, appender_setup(&t),
     check_live_slots(&t, 1, 13, 30);
 }
 
-/* However thin it is, and however far behind the record: a slot that was used
- * once is used up, and so are all before it. */
+/* However thin the tail is, and however far behind the record: a slot that was
+ * used once is used up, and so are all before it. */
 TEST(test_tail_of_a_large_group)
 {
     static const uint32_t slots[] = {0, 1023, 1024, 2500, 4094};
@@ -266,8 +267,8 @@ TEST(test_tail_that_fills_the_group)
     appender_teardown(&t);
 }
 
-/* Whatever call fails once while the tail is treated, no block of it is given
- * up: committed recipes may name them. */
+/* Whatever call fails once during the recovery of the tail, no block of it is
+ * given up: committed recipes may name them. */
 TEST(test_tail_survives_any_failure)
 {
     static const int errors[] = {EIO, ENOSPC, ENOMEM};
@@ -313,11 +314,11 @@ TEST_WITH(test_failed_fdatasync_of_a_tail, appender_setup(&t),
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FDATASYNC);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
     gd_appender *appender = open_appender(&t);
-    CHECK_INT(appender_number(appender), 2); /* another one is taken instead */
+    CHECK_INT(appender_number(appender), 2); /* another one is used */
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FDATASYNC), syncs + 1);
     close_appender(&t, appender);
     check_poisoned(&t, 10);
     CHECK_INT(hints_for(&t, 1, 10), 0);
     check_left_alone(&t);
-    check_live_slots(&t, 1, 0, 30); /* a committed recipe may be lucky */
+    check_live_slots(&t, 1, 0, 30); /* a recipe may name them */
 }

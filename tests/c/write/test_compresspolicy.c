@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_compresspolicy.c - compression gives way: how many segments are tried,
- * whatever comes, and how many are given up under which pressure.
+ * test_compresspolicy.c - compression under pressure: the number of segments
+ * that are tried, and the number that is skipped under each pressure.
  */
 #include "engine/write/compresspolicy.h"
 
@@ -10,7 +10,7 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
-/* One segment, by one thread.  Whether it was tried. */
+/* Handles one segment, by one thread. Returns true if it was tried. */
 static bool
 segment(gd_compress_policy *policy, bool pays)
 {
@@ -24,17 +24,17 @@ segment(gd_compress_policy *policy, bool pays)
     return false;
 }
 
-/* ---- nothing to gain ---- */
+/* ---- incompressible data ---- */
 
-/* However long nothing pays, little is lost when something does again: a quarter
- * of that stretch, and never more than seven segments. */
+/* However long compression does not pay, little is lost when it does again: a
+ * quarter of that time, and never more than seven segments. */
 TEST(test_what_is_lost)
 {
     for (unsigned noise = 0; noise < 200; noise++) {
         gd_compress_policy policy = {0};
         unsigned tried = 0, lost = 0;
         for (unsigned i = 0; i < 10; i++) {
-            CHECK(segment(&policy, true)); /* one that follows gain */
+            CHECK(segment(&policy, true)); /* follows a gain */
         }
         for (unsigned i = 0; i < noise; i++) {
             tried += segment(&policy, false);
@@ -50,7 +50,7 @@ TEST(test_what_is_lost)
     }
 }
 
-/* At the very beginning, too. */
+/* This also holds at the very beginning. */
 TEST(test_what_is_saved)
 {
     gd_compress_policy policy = {0};
@@ -61,7 +61,7 @@ TEST(test_what_is_saved)
     CHECK(tried < 100000 / 8 + 20);
 }
 
-/* After one that did not pay, it is found out quickly whether the next would. */
+/* After a segment that did not pay, a quick try decides about the next. */
 TEST(test_quick_tries)
 {
     gd_compress_policy policy = {0};
@@ -101,7 +101,7 @@ work(void *arg)
     return NULL;
 }
 
-/* The same bound with any number of threads, in whatever order they report. */
+/* The same bound holds with any number of threads, in any order of reports. */
 TEST(test_many_threads)
 {
     static crowd c;
@@ -121,13 +121,13 @@ TEST(test_many_threads)
     CHECK(longest > 0 && longest <= GD_COMPRESS_UNTRIED);
 }
 
-/* ---- no processor to spare ---- */
+/* ---- a busy processor ---- */
 
 TEST(test_shares)
 {
     unsigned before = 0;
     CHECK_INT(gd_compress_policy_share(0, 0), 0);
-    CHECK_INT(gd_compress_policy_share(1000, 0), 0); /* nothing was measured */
+    CHECK_INT(gd_compress_policy_share(1000, 0), 0); /* not measured */
     CHECK_INT(gd_compress_policy_share(1000, 1000), 0);
     CHECK_INT(gd_compress_policy_share(4000, 1000), 0);
     CHECK_INT(gd_compress_policy_share(6000, 1000), GD_COMPRESS_SHARES / 2);
@@ -140,7 +140,7 @@ TEST(test_shares)
     }
 }
 
-/* Spread evenly: any run has its share, but for one. */
+/* Skipped segments are spread evenly: any run has its share, but for one. */
 TEST(test_spread)
 {
     for (unsigned share = 0; share <= GD_COMPRESS_SHARES; share++) {
@@ -161,7 +161,8 @@ bundle(gd_compress_policy *policy, int64_t elapsed, int64_t worked)
     gd_compress_policy_end_bundle(policy);
 }
 
-/* One bundle that had to wait is chance; several are not; nor is quiet. */
+/* One bundle that had to wait, or one that did not, is chance; several are
+ * not. */
 TEST(test_bundles_before)
 {
     gd_compress_policy policy = {0};
@@ -181,11 +182,11 @@ TEST(test_bundles_before)
         bundle(&policy, 1100, 1000);
     }
     CHECK_INT(policy.share, 0);
-    bundle(&policy, 0, 0); /* nothing was measured */
+    bundle(&policy, 0, 0); /* not measured */
     CHECK_INT(policy.share, 0);
 }
 
-/* The real clocks: work takes the time of a processor, waiting takes none. */
+/* With the real clocks, work takes time of a processor, waiting takes none. */
 TEST(test_watch)
 {
     const gd_env *env = gd_env_posix();

@@ -20,8 +20,8 @@ typedef struct fixture {
     char *dir;
     int root;
     gd_group group;
-    uint8_t *wanted; /* the file as it has to be */
-    uint64_t end;    /* of that */
+    uint8_t *wanted; /* the file's expected bytes */
+    uint64_t end;    /* their end */
     gd_directio *direct;
 } fixture;
 
@@ -32,10 +32,10 @@ static unsigned direct_writes;
 
 static int (*any_openat)(const gd_env *env, int dir, const char *path,
                          int flags, mode_t mode);
-static bool refuses; /* to open a file so */
+static bool refuses; /* direct opens fail */
 static bool is_direct[FAULT_FDS];
 
-/* As strict as any file system is; one in memory takes everything. */
+/* Refuses unaligned writes, as file systems do; one in memory accepts them. */
 static ssize_t
 strict_pwritev(const gd_env *env, int fd, const struct iovec *iov, int count,
                uint64_t offset)
@@ -50,7 +50,8 @@ strict_pwritev(const gd_env *env, int fd, const struct iovec *iov, int count,
                : any_pwritev(env, fd, iov, count, offset);
 }
 
-/* Where the file system does not know such files, an ordinary one stands in. */
+/* If the file system does not support such files, an ordinary one replaces
+ * it. */
 static int
 strict_openat(const gd_env *env, int dir, const char *path, int flags,
               mode_t mode)
@@ -79,7 +80,7 @@ be_strict(fault_env *f)
     f->env.pwritev = strict_pwritev;
 }
 
-/* A file that has `before` bytes, whatever they are. */
+/* Makes a file that has `before` random bytes. */
 static void
 setup(fixture *t, uint64_t before)
 {
@@ -128,7 +129,7 @@ open_direct(fixture *t)
     return t->direct != NULL;
 }
 
-/* Appends so much, in up to so many pieces of any size. */
+/* Appends so many bytes, in up to so many pieces of any size. */
 static bool
 append(fixture *t, size_t length, int most, uint64_t *random)
 {
@@ -139,7 +140,7 @@ append(fixture *t, size_t length, int most, uint64_t *random)
     for (size_t at = 0; at < length; count++) {
         size_t n = length - at;
         if (count + 1 < most) {
-            n = (size_t)(next_random(random) % (n + 1)); /* 0, too */
+            n = (size_t)(next_random(random) % (n + 1)); /* may be 0 */
         }
         pieces[count] = (struct iovec){data + at, n};
         at += n;
@@ -149,8 +150,8 @@ append(fixture *t, size_t length, int most, uint64_t *random)
     return good;
 }
 
-/* As it is read through the page cache: what was written, and zeros up to the
- * end of the page. */
+/* Returns true if reading through the page cache shows the written bytes, and
+ * zeros up to the end of the page. */
 static bool
 is_right(fixture *t)
 {
@@ -194,7 +195,7 @@ TEST(test_whole_pages)
         for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
             REQUIRE(append(&t, lengths[k], 1, &random));
             REQUIRE(is_right(&t));
-            /* Up to the next page, and up to where its room ends. */
+            /* The pieces end at the next page, and where its room ends. */
             REQUIRE(append(&t, PAGE - t.end % PAGE, 2, &random));
             REQUIRE(is_right(&t));
         }
@@ -202,7 +203,7 @@ TEST(test_whole_pages)
     }
 }
 
-/* Somebody wrote in between, the usual way. */
+/* Another program wrote in between, the usual way. */
 TEST(test_goes_where_it_is_told)
 {
     fixture t;
@@ -234,7 +235,7 @@ TEST(test_what_cannot_be_opened)
     }
 }
 
-/* Of its own: the group's other open file has another. */
+/* The lock is of its own: the group's other open file has another. */
 TEST(test_holds_a_lock_on_the_file)
 {
     fixture t;
@@ -267,7 +268,7 @@ TEST(test_another_file_under_the_name)
     teardown(&t);
 }
 
-/* What was there is left as it was, whatever fails. */
+/* Earlier bytes are left unchanged, whatever fails. */
 TEST(test_what_cannot_be_written)
 {
     enum { HEAD, FIRST, LATER, SHORT, CASES };
@@ -313,7 +314,7 @@ typedef struct writer {
     scratch x;
     gd_repo *repo;
     gd_appender *appender;
-    uint8_t *wanted; /* from the file's end before the first append on */
+    uint8_t *wanted; /* from the first append's offset on */
     uint64_t start, length;
 } writer;
 
@@ -419,7 +420,7 @@ store_under(fault_call call, uint64_t nth, int sys_errno, size_t shorten)
     CHECK_INT(append_block(&t, 3), GD_OK);
     CHECK_INT(fault_env_faults(&t.x.f), shorten == 0 && !refuses);
     fault_env_heal(&t.x.f);
-    /* What failed once is not tried again. */
+    /* A failed way is not tried again. */
     unsigned before = direct_writes;
     CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
     CHECK_INT(append_block(&t, 4), GD_OK);
@@ -463,7 +464,7 @@ TEST(test_a_writer_cuts_the_file_to_its_end)
     }
 }
 
-/* Entries may be on the disk: nothing is cut; and what fails is told. */
+/* Entries may be on the disk: the file is not cut; and errors are reported. */
 TEST(test_a_poisoned_group_is_not_cut)
 {
     writer t;
@@ -477,7 +478,7 @@ TEST(test_a_poisoned_group_is_not_cut)
     leave_group(&t);
     CHECK_INT(scratch_size(&t.x, FILE_NAME), size);
     close_writer(&t);
-    /* Nor can what fails in both ways be written. */
+    /* An append that fails in both ways is an error. */
     open_writer(&t);
     enter_group(&t);
     t.start = (uint64_t)scratch_size(&t.x, FILE_NAME);
@@ -490,7 +491,8 @@ TEST(test_a_poisoned_group_is_not_cut)
     close_writer(&t);
 }
 
-/* A writer was killed: its zeros stay, and the next goes on behind them. */
+/* A writer was killed: its zeros stay, and the next one continues behind
+ * them. */
 TEST(test_behind_a_writer_that_was_killed)
 {
     writer t;
@@ -510,7 +512,7 @@ TEST(test_behind_a_writer_that_was_killed)
     close_writer(&t);
 }
 
-/* Where the choice is free, each stretch may go another way. */
+/* With a free choice, each interval may go another way. */
 TEST(test_the_way_changes_at_sync_points)
 {
     writer t;
@@ -538,7 +540,7 @@ TEST(test_the_way_changes_at_sync_points)
     close_writer(&t);
 }
 
-/* What failed is not tried again soon, whichever group is next. */
+/* A failed way is not tried again soon, whichever group is next. */
 TEST(test_a_failure_is_remembered)
 {
     for (int opens = 0; opens < 2; opens++) {

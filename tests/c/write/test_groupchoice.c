@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_groupchoice.c - which group a writer leases, and which it leaves alone.
+ * test_groupchoice.c - the groups that a writer leases, and those that it
+ * leaves alone.
  */
 #include "engine/write/groupchoice.h"
 
@@ -9,7 +10,7 @@
 
 static appender_fixture t;
 
-/* ---- which group ---- */
+/* ---- the chosen group ---- */
 
 TEST_WITH(test_fullest_group, appender_setup(&t), appender_teardown(&t))
 {
@@ -58,7 +59,7 @@ TEST_WITH(test_full_group, appender_setup(&t), appender_teardown(&t))
     check_live_slots(&t, 2, 0, 64);
 }
 
-/* The newest 256 are looked at. */
+/* A writer considers the newest 256. */
 TEST(test_look_back)
 {
     appender_fixture t;
@@ -129,12 +130,12 @@ TEST_WITH(test_the_collector_is_in_it, appender_setup(&t),
     CHECK_INT(appender_number(appender), 2);
     close_appender(&t, appender);
     close(raw);
-    /* It is not remembered as one never to be used. */
+    /* It is not recorded as unusable. */
     CHECK_INT(store_segments(&t, 1), 1);
 }
 
-/* I1: made, but its maker failed to make its name durable: that is done before
- * the first block goes in. */
+/* I1: the group was made, but its maker failed to make its name durable: that
+ * is done before the first block is written. */
 TEST_WITH(test_name_is_made_durable, appender_setup(&t), appender_teardown(&t))
 {
     gd_appender *appender;
@@ -149,7 +150,7 @@ TEST_WITH(test_name_is_made_durable, appender_setup(&t), appender_teardown(&t))
     close_appender(&t, appender);
     appender_other_handle(&t);
     syncs = fault_env_count(&t.x.f, FAULT_FSYNC);
-    /* Still without a sync point: once more. */
+    /* There is still no sync point: the directory is synced once more. */
     CHECK_INT(store_segments(&t, 1), 1);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FSYNC), syncs + 1);
     appender_other_handle(&t);

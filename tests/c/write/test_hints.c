@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_hints.c - which groups are chosen for a batch: few, those with most
- * blocks, and in the order of their numbers.
+ * test_hints.c - the groups that are chosen for a batch: few, with most blocks
+ * first, and in the order of their numbers.
  */
 #include "engine/write/hints.h"
 
@@ -31,7 +31,7 @@ teardown(void)
     fault_env_destroy(&f);
 }
 
-/* The blocks [first, end) are hinted to up to two groups. */
+/* Adds hints of the blocks [first, end) to up to two groups. */
 static void
 add(size_t first, size_t end, uint32_t group, uint32_t other)
 {
@@ -71,8 +71,8 @@ TEST_WITH(test_most_first, setup(), teardown())
     CHECK_INT(gd_hints_choose(hints, 16, groups), 0);
 }
 
-/* What another group chosen has is no reason to choose one, as long as it may
- * be found there. */
+/* Blocks that are also in another chosen group are no reason to choose one, as
+ * long as they may be found there. */
 TEST_WITH(test_copies, setup(), teardown())
 {
     uint32_t groups[16];
@@ -80,7 +80,7 @@ TEST_WITH(test_copies, setup(), teardown())
     add(8, 10, 5, 6);
     add(10, 11, 6, 0);
     CHECK_INT(gd_hints_choose(hints, 16, groups), 2);
-    CHECK_INT(groups[0], 5); /* ten, and leaves one, which 6 has */
+    CHECK_INT(groups[0], 5); /* ten, and all but one, which 6 has */
     CHECK_INT(groups[1], 6);
 }
 
@@ -91,7 +91,7 @@ TEST_WITH(test_copies_of_all, setup(), teardown())
     add(8, 9, 7, 0);
     CHECK_INT(gd_hints_choose(hints, 16, groups), 1);
     CHECK_INT(groups[0], 7);
-    /* All is found but what only this group has. */
+    /* All blocks are found but one that only this group has. */
     find(0, 8);
     CHECK(gd_hints_want(hints, 7));
     CHECK(!gd_hints_want(hints, 5));
@@ -101,7 +101,7 @@ TEST_WITH(test_copies_of_all, setup(), teardown())
     CHECK(!gd_hints_want(hints, 7));
 }
 
-/* The group chosen had nothing: the copies are worth a try. */
+/* The chosen group had none of them: the copies are worth a try. */
 TEST_WITH(test_second_choice, setup(), teardown())
 {
     uint32_t groups[16];
@@ -115,7 +115,7 @@ TEST_WITH(test_second_choice, setup(), teardown())
     CHECK_INT(gd_hints_left(hints), 0);
 }
 
-/* More than there is room for: some are forgotten, nothing else. */
+/* There are more hints than fit: some are dropped, and no more happens. */
 TEST_WITH(test_too_many, setup(), teardown())
 {
     static uint32_t groups[BLOCKS];

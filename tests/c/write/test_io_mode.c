@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_io_mode.c - whether new blocks are written beside the page cache: both
- * ways are tried, the cheaper one is taken, and never one that a slow disk or a
- * failure speaks against.
+ * test_io_mode.c - the choice to write new blocks beside the page cache: both
+ * ways are tried, the cheaper one is used, and never one that a slow disk or a
+ * failure excludes.
  */
 #include "engine/write/io_mode.h"
 
@@ -19,9 +19,9 @@ start(void)
     pthread_mutex_init(&repo.mutex, NULL);
 }
 
-/* The next stretch, of so many bytes, at most as many as it may have.  A MiB
- * takes `through` ns of a processor, or `beside`; the writes are fast, or not.
- */
+/* Makes the next interval, of so many bytes, at most as many as allowed. A
+ * MiB takes `through` ns of a processor, or `beside`; the writes are fast,
+ * or not. */
 static gd_stretch
 go(uint64_t bytes, int64_t through, int64_t beside, bool fast)
 {
@@ -38,7 +38,7 @@ go(uint64_t bytes, int64_t through, int64_t beside, bool fast)
     return given;
 }
 
-/* Both are tried for a little while, the page cache first. */
+/* Both ways are tried for a short time, the page cache first. */
 static void
 expect_trials(int64_t through, int64_t beside, bool fast)
 {
@@ -99,7 +99,7 @@ TEST(test_a_slow_disk)
     }
 }
 
-/* What has become dearer is given up; one stretch decides little. */
+/* A way that got more expensive is left; one interval decides little. */
 TEST(test_costs_change)
 {
     start();
@@ -110,7 +110,7 @@ TEST(test_costs_change)
     CHECK_INT(go(GD_IO_MODE_LONG, 400, 900, true).way, GD_IO_MODE_THROUGH);
 }
 
-/* Small uploads tell nothing; of those of many, few go the unknown way. */
+/* Small uploads are not measured; of many, few go the unknown way. */
 TEST(test_small_uploads)
 {
     start();
@@ -135,7 +135,7 @@ TEST(test_refused)
            done < 2 * GD_IO_MODE_AGAIN) {
         done += GD_IO_MODE_LONG;
     }
-    /* It was tried again just now, and worked. */
+    /* The way was tried again just now, and worked. */
     CHECK_INT(done, GD_IO_MODE_AGAIN);
     CHECK_INT(go(GD_IO_MODE_LONG, 1000, 300, true).way, GD_IO_MODE_BESIDE);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_lookup.c - duplicates: found by hints and beside hints, only under the
- * group's lock, never beyond what is published, and only if they are equal.
+ * group's lock, only among published entries, and only if they are equal.
  */
 #include "engine/write/lookup.h"
 
@@ -79,7 +79,7 @@ store(const char *image_id, size_t first, size_t end)
     }
 }
 
-/* The blocks [first, end) of data, with an address that means nothing. */
+/* Takes the blocks [first, end) of data, with a meaningless address. */
 static void
 take_blocks(size_t first, size_t end)
 {
@@ -93,7 +93,7 @@ take_blocks(size_t first, size_t end)
     }
 }
 
-/* Looks up the blocks [first, end) of data; how many are found. */
+/* Looks up the blocks [first, end) of data; returns the number found. */
 static size_t
 look_up(size_t first, size_t end)
 {
@@ -109,7 +109,8 @@ look_up(size_t first, size_t end)
     return found;
 }
 
-/* Blocks were stored in order, 64 to a group, from group 1 on. */
+/* Checks the addresses: blocks were stored in order, 64 to a group, from group
+ * 1 on. */
 static void
 check_addresses(size_t first, size_t end)
 {
@@ -176,7 +177,7 @@ TEST_WITH(test_without_a_filter, setup("sha256", false), teardown())
     CHECK(!is_locked(1));
 }
 
-/* One hint is enough for a whole group. */
+/* One hint is sufficient for a whole group. */
 TEST_WITH(test_neighbours_of_a_hit, setup("sha256", false), teardown())
 {
     store("a", 0, 100);
@@ -194,8 +195,8 @@ TEST_WITH(test_neighbours_of_a_hit, setup("sha256", false), teardown())
     CHECK(!is_locked(1));
 }
 
-/* A group has blocks twice: those behind the last hit are taken, so that what
- * is a run in the image is one in the group. */
+/* A group has blocks twice: those behind the last hit are used, so that a
+ * contiguous part of the image is contiguous in the group. */
 TEST_WITH(test_runs_stay_together, setup("sha256", false), teardown())
 {
     store("a", 1, 4);
@@ -230,7 +231,7 @@ store_stairs(void)
     return count;
 }
 
-/* Four cold loads to a batch, those with most hints first. */
+/* A batch loads four cold tables, those with most hints first. */
 TEST_WITH(test_cold_loads_are_few, setup("sha256", false), teardown())
 {
     size_t count = store_stairs();
@@ -245,7 +246,8 @@ TEST_WITH(test_cold_loads_are_few, setup("sha256", false), teardown())
     CHECK_INT(COUNTER(capped_loads), 3);
 }
 
-/* An upload that was killed leaves hints to what a collection removes. */
+/* An upload that was killed leaves hints to blocks that a collection
+ * removes. */
 TEST_WITH(test_removed_groups_cost_no_load, setup("sha256", false), teardown())
 {
     size_t count = store_stairs();
@@ -259,8 +261,8 @@ TEST_WITH(test_removed_groups_cost_no_load, setup("sha256", false), teardown())
     CHECK_INT(COUNTER(capped_loads), 0);
 }
 
-/* What was asked of the disk, in order: 'r' for the read-ahead of a group, 's'
- * for its store. */
+/* The requests to the disk, in order: 'r' for the read-ahead of a group, 's'
+ * for its table. */
 static struct {
     char what[64];
     uint32_t group[64];
@@ -310,7 +312,8 @@ note_what_is_asked(void)
     t.x.f.env.start_readahead = asked_readahead;
 }
 
-/* Hints decide which stores are loaded, their place on the disk when. */
+/* Hints decide which tables are loaded, their places on the disk in which
+ * order. */
 TEST_WITH(test_loads_in_disk_order, setup("sha256", false), teardown())
 {
     static const uint32_t order[] = {2, 3, 5, 6};
@@ -336,7 +339,7 @@ TEST_WITH(test_loads_in_disk_order, setup("sha256", false), teardown())
     CHECK_INT(COUNTER(store.reads), 4);
     CHECK_INT(COUNTER(store.seeks), 4);
     CHECK_INT(COUNTER(store.bytes), 4 * (4096 + 8 * 512));
-    /* What is cached is not asked for again. */
+    /* Cached tables are not requested again. */
     gd_lookup_close(t.lookup);
     CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
               GD_OK);
@@ -363,8 +366,8 @@ store_twice(void)
     another_handle();
 }
 
-/* Of two groups that have the same blocks one is enough; the other one stands
- * in if that one cannot be had. */
+/* Of two groups that have the same blocks one is sufficient; the other one is
+ * used if the first cannot be read. */
 TEST_WITH(test_copies_are_not_loaded, setup("sha256", false), teardown())
 {
     store_twice();
@@ -384,7 +387,7 @@ TEST_WITH(test_copies_are_not_loaded, setup("sha256", false), teardown())
     close(fd);
 }
 
-/* A store that was chosen, but of which the one before it had everything. */
+/* A table was chosen, but the one before it had all its blocks. */
 TEST_WITH(test_chosen_in_vain, setup("sha256", false), teardown())
 {
     store_twice();
@@ -398,7 +401,7 @@ TEST_WITH(test_chosen_in_vain, setup("sha256", false), teardown())
     CHECK_INT(COUNTER(cold_loads), 1);
 }
 
-/* More groups, one after the other, than stores are kept at hand. */
+/* There are more groups, one after the other, than tables are cached. */
 TEST_WITH(test_many_groups, setup("sha256", false), teardown())
 {
     store("a", 0, 9 * 64);
@@ -425,7 +428,7 @@ note_settled(const gd_env *env, void *address, size_t length)
     settled++;
 }
 
-/* Once, when the last group is in the filter. */
+/* The filter is complete once, when the last group is in it. */
 TEST(test_rebuilt_filters_are_settled)
 {
     gd_followed followed = {.more = true};
@@ -447,7 +450,7 @@ TEST(test_rebuilt_filters_are_settled)
     teardown();
 }
 
-/* ---- what is no hit ---- */
+/* ---- misses ---- */
 
 TEST_WITH(test_the_collector_is_in_it, setup("sha256", false), teardown())
 {
@@ -480,13 +483,14 @@ TEST_WITH(test_hints_that_lead_nowhere, setup("sha256", false), teardown())
     gd_address hints[GD_FILTER_CANDIDATES];
     CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[0], hints), 0);
     CHECK_INT(COUNTER(false_candidates), 1);
-    /* Not published yet, or a group that cannot be had now: they may be. */
+    /* The entry is not published yet, or its group cannot be read now: the
+     * hints stay. */
     CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[1], hints), 1);
     CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[2], hints), 1);
     CHECK_INT(look_up(0, 40), 40);
 }
 
-/* Slots that were published after their store was loaded. */
+/* Slots were published after their table was loaded. */
 TEST_WITH(test_published_since, setup("sha256", false), teardown())
 {
     store("a", 0, 30);
@@ -519,7 +523,7 @@ write_entry(uint32_t slot, gd_entry_state state)
     gd_group_close(group);
 }
 
-/* The handle's cached store has them still as live. */
+/* The handle's cached table still has them as live. */
 TEST_WITH(test_freed_meanwhile, setup("sha256", false), teardown())
 {
     store("a", 0, 40);
@@ -537,8 +541,8 @@ TEST_WITH(test_freed_meanwhile, setup("sha256", false), teardown())
     }
 }
 
-/* Group 1 is lost, and another upload makes one with its number: what this
- * process knew of it leads nowhere. */
+/* Group 1 is lost, and another upload makes one with its number: this
+ * process's cached hints find no block. */
 TEST_WITH(test_group_lost, setup("sha256", false), teardown())
 {
     bool equal;
@@ -561,8 +565,8 @@ TEST_WITH(test_group_lost, setup("sha256", false), teardown())
 
 /* ---- by value ---- */
 
-/* With a digest of 8 bits most blocks have namesakes; none of them is taken
- * for another. */
+/* With a digest of 8 bits most blocks have equal fingerprints; no block is
+ * confused with another. */
 TEST_WITH(test_namesakes, setup("weak-8", true), teardown())
 {
     store("a", 0, 60);
@@ -580,7 +584,7 @@ TEST_WITH(test_namesakes, setup("weak-8", true), teardown())
     CHECK(COUNTER(compares) > 60);
 }
 
-/* As the threads of the pool do it, each for its part. */
+/* Compares as the threads of the pool do, each its part. */
 static void
 compare_ahead(size_t first, size_t end)
 {
@@ -611,7 +615,8 @@ TEST_WITH(test_compared_ahead, setup("sha256", true), teardown())
     check_addresses(0, 100);
 }
 
-/* A block of which only a namesake was compared is looked for all the same. */
+/* A block is looked up even if only another one with its fingerprint was
+ * compared. */
 TEST_WITH(test_namesakes_compared_ahead, setup("weak-8", true), teardown())
 {
     store("a", 0, 60);
@@ -620,7 +625,8 @@ TEST_WITH(test_namesakes_compared_ahead, setup("weak-8", true), teardown())
     take_blocks(0, MAX_COUNT);
     size_t ahead = 0;
     for (size_t i = 0; i < MAX_COUNT; i++) {
-        /* One by one, so that none is tried behind the one before. */
+        /* They are compared one by one, so that none is tried behind the one
+         * before. */
         gd_lookup_compare(t.lookup, &t.blocks[i], 1, 0);
         const gd_address *at = &t.blocks[i].address;
         CHECK(at->group == 0 || (i < 60 && at->group == 1 && at->slot == i));
@@ -634,7 +640,8 @@ TEST_WITH(test_namesakes_compared_ahead, setup("weak-8", true), teardown())
     }
 }
 
-/* What was compared ahead says nothing about another slot of the group. */
+/* The result of comparing ahead does not hold for another slot of the
+ * group. */
 TEST_WITH(test_compared_ahead_in_another_slot, setup("weak-8", true),
           teardown())
 {
@@ -682,7 +689,7 @@ TEST_WITH(test_damaged_blocks_are_not_equal, setup("sha256", true), teardown())
 
 /* ---- failures ---- */
 
-/* Whatever fails in a look-up counts as a miss, once. */
+/* Any failure in a look-up counts as a miss, once. */
 TEST_WITH(test_failures_are_misses, setup("sha256", true), teardown())
 {
     store("a", 0, 100);

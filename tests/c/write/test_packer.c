@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_packer.c - new blocks on their way into segments: whatever their
- * lengths, and whenever they are flushed or synced, each is found where its
- * address says; and a transaction finds its own blocks before anybody can.
+ * lengths, and whenever they are flushed or synced, each is found at its
+ * address; and a transaction finds its own blocks before they are published.
  */
 #include "engine/write/packer.h"
 
@@ -18,7 +18,7 @@ typedef struct fixture {
     gd_repo *repo;
     gd_packer *packer;
     gd_hasher *hasher;
-    /* What was added. */
+    /* The added blocks. */
     uint32_t count;
     uint64_t seeds[BLOCKS];
     uint32_t lengths[BLOCKS];
@@ -49,7 +49,7 @@ close_all(fixture *t)
     gd_repo_close(t->repo);
 }
 
-/* Text and noise, so that some segments pay and some do not. */
+/* Fills in text and noise, so that some segments pay and some do not. */
 static void
 content(uint64_t seed, uint8_t *out, uint32_t length)
 {
@@ -81,7 +81,7 @@ add(fixture *t, uint64_t seed, uint32_t length)
     return s;
 }
 
-/* The packer may not look at the data any more: it is gone. */
+/* The packer may not read the data any more: it is overwritten. */
 static void
 forget_data(fixture *t)
 {
@@ -148,7 +148,7 @@ check_stored(fixture *t)
     gd_coder_close(t->x.env, coder);
 }
 
-/* Bytes behind the fingerprint stores of all groups. */
+/* Returns the bytes behind the fingerprint tables of all groups. */
 static uint64_t
 stored_bytes(fixture *t)
 {
@@ -164,7 +164,7 @@ stored_bytes(fixture *t)
     }
 }
 
-/* ---- whatever comes ---- */
+/* ---- random blocks ---- */
 
 static void
 run_random(uint32_t block, uint32_t segment, gd_codec codec, unsigned threads,
@@ -194,7 +194,7 @@ run_random(uint32_t block, uint32_t segment, gd_codec codec, unsigned threads,
         }
     }
     sync_all(&t);
-    sync_all(&t); /* nothing left: no harm */
+    sync_all(&t); /* again, without new blocks */
     uint64_t counted, stored;
     gd_packer_count(t.packer, &counted, &stored);
     CHECK_INT(counted, new_bytes);
@@ -215,7 +215,7 @@ TEST(test_random_blocks)
     }
 }
 
-/* Data that lies in one piece, and data just behind the carried bytes. */
+/* The data is in one piece, or just behind the carried bytes. */
 TEST(test_neighbouring_data)
 {
     fixture t;
@@ -235,7 +235,7 @@ TEST(test_neighbouring_data)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-/* ---- finding one's own ---- */
+/* ---- a transaction's own blocks ---- */
 
 static void
 check_found(fixture *t)
@@ -243,7 +243,7 @@ check_found(fixture *t)
     uint32_t group = t->addresses[t->count - 1].group;
     for (uint32_t i = 0; i < t->count; i++) {
         gd_address found = find(t, t->seeds[i], t->lengths[i]);
-        /* Only those in the group now open. */
+        /* Only blocks in the group now open are found. */
         if (t->addresses[i].group == group) {
             CHECK_INT(found.group, group);
             CHECK_INT(found.slot, t->addresses[i].slot);
@@ -254,8 +254,8 @@ check_found(fixture *t)
     CHECK_INT(find(t, 100000, 512).group, 0);
 }
 
-/* Waiting, carried, appended and synced; by hash, and by value with a digest
- * of 8 bits, where most are namesakes. */
+/* The blocks are waiting, carried, appended or synced; they are found by hash,
+ * and by value with a digest of 8 bits, where most fingerprints are equal. */
 TEST(test_find)
 {
     for (int by_value = 0; by_value < 3; by_value++) {
@@ -286,9 +286,8 @@ TEST(test_find)
     }
 }
 
-/* By value, a stored block that is damaged is not equal to anything. */
-/* A block that is but the start of another, with the fingerprint of that: how
- * long it is. */
+/* Returns the length of a start of a block that has the whole one's
+ * fingerprint. */
 static uint32_t
 shorter_namesake(fixture *t, uint64_t seed, uint32_t length)
 {
@@ -328,6 +327,7 @@ TEST(test_length_counts)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
+/* By value, a stored block that is damaged is not equal to any block. */
 static void
 check_damage(uint64_t at, uint32_t group)
 {
@@ -352,9 +352,9 @@ TEST(test_damaged_blocks_are_not_found)
     check_damage(gd_entry_offset(1), 1); /* a neighbour's */
 }
 
-/* ---- compression gives way ---- */
+/* ---- compression under pressure ---- */
 
-/* How block number i was stored. */
+/* Returns the entry of block number i. */
 static gd_entry
 stored_entry(fixture *t, uint32_t i)
 {
@@ -379,7 +379,7 @@ open_with_codec(fixture *t, gd_codec codec, int level, uint32_t segment)
     t->x.params.segment_size = segment;
 }
 
-/* So many blocks of noise, or text. */
+/* Adds so many blocks of noise, or text. */
 static void
 add_blocks(fixture *t, uint32_t count, bool noise)
 {
@@ -394,7 +394,7 @@ add_blocks(fixture *t, uint32_t count, bool noise)
 
 TEST(test_noise_and_text)
 {
-    enum { NOISE = 205 }; /* the last of it is tried: the most is lost */
+    enum { NOISE = 205 }; /* the last one is tried: the maximum is lost */
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
         fixture t;
         uint32_t raw = 0;
@@ -420,7 +420,7 @@ TEST(test_noise_and_text)
     }
 }
 
-/* What is found to pay by a quick try is compressed as well as anything. */
+/* A segment that a quick try found to pay is compressed as well as others. */
 TEST(test_level_after_noise)
 {
     static uint8_t plain[65536], out[65536], quick_out[65536];
@@ -480,11 +480,12 @@ crowded_monotonic_ns(const gd_env *env)
     return machine.worked * machine.crowd / 2; /* two steps each time */
 }
 
-/* How many of the 256 blocks after the first bundle were stored as they are. */
+/* Returns how many of the 256 blocks after the first bundle were stored
+ * uncompressed. */
 static uint32_t
 store_in_crowd(int crowd, bool yields, gd_codec codec)
 {
-    enum { FIRST_BUNDLE = ROOM - 1 }; /* the last one is open yet */
+    enum { FIRST_BUNDLE = ROOM - 1 }; /* the last one is still open */
     fixture t;
     uint32_t raw = 0;
     open_with_codec(&t, codec, 0, 4096);
@@ -514,7 +515,7 @@ TEST(test_crowds)
     uint32_t some = store_in_crowd(6, true, GD_CODEC_ZSTD);
     CHECK(some >= 64 && some <= 192);
     CHECK_INT(store_in_crowd(20, true, GD_CODEC_LZ4), 256);
-    /* One segment in sixteen was timed, by four looks at clocks. */
+    /* One segment in sixteen was timed, with four readings of clocks. */
     CHECK(machine.asked > 0 && machine.asked <= 4 * (320 / 16 + 6));
     CHECK_INT(store_in_crowd(20, false, GD_CODEC_LZ4), 0);
     CHECK_INT(machine.asked, 0);
@@ -539,7 +540,7 @@ TEST(test_close_without_sync)
     close_all(&t);
     CHECK_INT(scratch_size(&t.x, "groups/00000002"), 8192);
     open_all(&t);
-    /* Group 1 was full, so it was synced; group 2 is as if new. */
+    /* Group 1 was full, so it was synced; group 2 is like a new one. */
     CHECK_INT(add(&t, 1, 4096), GD_OK);
     CHECK_INT(t.addresses[0].group, 2);
     CHECK_INT(t.addresses[0].slot, 0);
@@ -580,7 +581,7 @@ TEST(test_failures)
         CHECK_INT(add(&t, i, 4096), GD_OK);
     }
     fault_env_fail(&t.x.f, FAULT_PWRITEV, 1, ENOSPC, false);
-    /* The pool writes it, meanwhile or when it is waited for. */
+    /* The pool writes it, meanwhile or when the test waits for it. */
     CHECK_INT(gd_packer_flush(t.packer, &t.x.err), GD_OK);
     CHECK_INT(gd_packer_sync(t.packer, &t.x.err), GD_NOSPACE);
     CHECK_CONTAINS(t.x.err.text, "groups/00000001");
@@ -596,7 +597,8 @@ TEST(test_failures)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-/* Another scope is another group; what was added before is synced. */
+/* Another scope uses another group; blocks that were added before are
+ * synced. */
 TEST(test_scopes)
 {
     fixture t;
@@ -619,7 +621,7 @@ TEST(test_scopes)
         CHECK_INT(gd_group_read_published(group, &record, &t.x.err), GD_OK);
         CHECK_INT(record.count, i / 3); /* all before this one */
         gd_group_close(group);
-        /* The same again changes nothing. */
+        /* Setting the same scope again changes nothing. */
         CHECK_INT(gd_packer_set_scope(t.packer, scope, &t.x.err), GD_OK);
     }
     CHECK(groups[0] != groups[1] && groups[1] != groups[2] &&

@@ -2,7 +2,7 @@
 /*
  * test_realign.c - images whose blocks are stored already, at another phase:
  * they are found there, and the blocks that are cut again have the same bytes,
- * whatever these are and however they come.
+ * for any contents and any writes.
  */
 #include "engine/write/realign.h"
 
@@ -35,7 +35,7 @@ teardown(void)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* Stores and reads back. */
+/* Stores an image and reads it back. */
 static void
 put(const char *id, const uint8_t *data, size_t length, size_t piece,
     gd_recipe_header *header)
@@ -62,7 +62,8 @@ samples(void)
     return atomic_load(&repo->counters.phase_samples);
 }
 
-/* Noise, and among it so many stretches of zeros, of any number of sectors. */
+/* Fills in noise, and among it so many runs of zeros, of any number of
+ * sectors. */
 static void
 fill_sectors(uint8_t *out, size_t length, unsigned stretches, uint64_t seed)
 {
@@ -78,7 +79,7 @@ fill_sectors(uint8_t *out, size_t length, unsigned stretches, uint64_t seed)
 
 static const size_t pieces[] = {4 * MIB, MAX_SIZE, 777, 70000, MIB, MIB + 513};
 
-/* Two batches and a half: with zeros among them, fewer. */
+/* The images have two batches and a half; fewer with zeros among them. */
 static void
 try_twins(uint32_t block_size, unsigned threads, uint64_t seed)
 {
@@ -92,7 +93,7 @@ try_twins(uint32_t block_size, unsigned threads, uint64_t seed)
     fill_sectors(one, LENGTH, 40, seed);
     put("one", one, LENGTH, 4 * MIB, &header);
     CHECK_INT(changes(), 0);
-    /* Of the largest blocks a short write has too few for a sample. */
+    /* With the largest blocks a short write has too few for a sample. */
     for (size_t i = 0; i < (block_size == 65536 ? 2 : 6); i++) {
         char id[16];
         size_t phases = block_size / SECTOR - 1;
@@ -103,7 +104,7 @@ try_twins(uint32_t block_size, unsigned threads, uint64_t seed)
         memcpy(two + before, one, LENGTH);
         put(id, two, before + LENGTH, pieces[i], &header);
         CHECK_INT(changes(), changed + 1);
-        /* What was put in front, and the end. */
+        /* Only the bytes put in front, and the end, are new. */
         CHECK(header.new_bytes <= 2 * block_size);
         CHECK_INT(header.size, before + LENGTH);
     }
@@ -158,7 +159,7 @@ TEST(test_small_twins)
     teardown();
 }
 
-/* Until one block in 16 has a hint. */
+/* Returns the blocks until one in 16 has a hint. */
 static void
 fill_filter(uint64_t seed)
 {
@@ -201,10 +202,10 @@ TEST(test_twins_by_value)
     teardown();
 }
 
-/* ---- whatever comes ---- */
+/* ---- random images ---- */
 
-/* Parts of the first image, from any sector, mostly; zeros, and new bytes, of
- * any number of sectors, or of any length. */
+/* Composes an image of parts of the first one, mostly from any sector; zeros,
+ * and new bytes, of any number of sectors, or of any length. */
 static size_t
 compose(uint8_t *out, size_t most, const uint8_t *from, size_t length,
         uint64_t *seed)
@@ -254,7 +255,7 @@ TEST(test_all_bytes_stay)
     }
 }
 
-/* Each block, as cut, is counted once, and so is each one of zeros. */
+/* Each block, as cut, is counted once, and so is each block of zeros. */
 TEST(test_counts)
 {
     enum { BLOCK = 4096, LENGTH = 400 * BLOCK };
@@ -277,7 +278,7 @@ TEST(test_counts)
     teardown();
 }
 
-/* Back to where it was cut at first, after some megabytes. */
+/* After some megabytes, the phase is the first one again. */
 TEST_WITH(test_phase_lost_and_found, setup(4096), teardown())
 {
     enum { PART = 4 * MIB };
@@ -291,7 +292,7 @@ TEST_WITH(test_phase_lost_and_found, setup(4096), teardown())
     CHECK(header.new_bytes <= 3 * 4096);
 }
 
-/* ---- what is not found ---- */
+/* ---- contents that are not found ---- */
 
 /* Filled blocks are equal at all phases, and in all images. */
 TEST(test_what_recurs_is_no_find)
@@ -302,7 +303,7 @@ TEST(test_what_recurs_is_no_find)
     memset(one + BLOCK, 0xff, BLOCK);
     put("one", one, PART, PART, NULL);
     fill_random(two, 8 * PART, 2);
-    for (size_t i = 0; i < 8; i++) { /* where pairs are taken */
+    for (size_t i = 0; i < 8; i++) { /* at the places of pairs */
         memset(two + i * PART, 0xff, 2 * BLOCK);
     }
     uint64_t before = samples();
@@ -328,8 +329,8 @@ TEST(test_few_finds_are_not_followed)
     teardown();
 }
 
-/* Of 64 pairs, so many are found at a phase; and 16 blocks of 256 where they
- * are. */
+/* Of 64 pairs, so many are found at a phase; and 16 blocks of 256 at the
+ * current one. */
 static void
 try_finds(unsigned finds, unsigned wanted)
 {
@@ -360,7 +361,7 @@ TEST(test_finds_are_worth_it)
     try_finds(9, 1);
 }
 
-/* What was stored by this very transaction counts as found. */
+/* Blocks that this very transaction stored count as found. */
 TEST(test_own_blocks_are_found)
 {
     enum { BLOCK = 4096, HALF = 1024 * BLOCK };
@@ -397,7 +398,7 @@ TEST_WITH(test_unique_data_is_hardly_sampled, setup(4096), teardown())
     CHECK(samples() <= 3 * (56 * 4));
 }
 
-/* In the long run: one block in 16. */
+/* The long-term limit is one block in 16. */
 TEST_WITH(test_samples_are_paid_for, setup(4096), teardown())
 {
     enum { BLOCKS = 64, BATCHES = 4000 };
@@ -420,7 +421,7 @@ TEST_WITH(test_samples_are_paid_for, setup(4096), teardown())
     }
     CHECK(samples() <= 2 * 448 + BLOCKS * BATCHES / 16);
     CHECK(samples() >= BLOCKS * BATCHES / 16);
-    /* What is found pays for more; and one that finds is no sample. */
+    /* Finds pay for more; and a sample that finds a block does not count. */
     uint64_t before = samples();
     gd_realign_note(phase, 4 * 56, 4 * 56);
     CHECK_INT(gd_realign_choose(phase, blocks, BLOCKS, BLOCKS / 16 + 1), 0);
@@ -433,7 +434,8 @@ TEST_WITH(test_samples_are_paid_for, setup(4096), teardown())
     gd_hashing_close(hashing);
 }
 
-/* Another phase at each block: little is found, nothing twice as long. */
+/* With another phase at each block, few are found, and the image takes no more
+ * than twice as long. */
 TEST(test_another_phase_at_each_block)
 {
     enum { BLOCK = 4096, STEP = BLOCK + SECTOR, BLOCKS = MAX_SIZE / STEP };
@@ -453,7 +455,7 @@ TEST(test_another_phase_at_each_block)
     teardown();
 }
 
-/* ---- where nothing is cut anew ---- */
+/* ---- images that are not cut again ---- */
 
 static void
 try_without(uint32_t block_size, uint32_t minimum, uint32_t average,
@@ -481,7 +483,8 @@ TEST(test_where_there_is_no_other_phase)
     try_without(4096, 0, 0, false);
 }
 
-/* Who finds blocks by fingerprint, and adds them, has cut already. */
+/* A caller that finds blocks by fingerprint, and adds them, has cut
+ * already. */
 TEST(test_told_blocks_are_not_cut_anew)
 {
     enum { BLOCK = 4096, BLOCKS = 1500, LENGTH = BLOCKS * BLOCK };
@@ -511,7 +514,7 @@ TEST(test_told_blocks_are_not_cut_anew)
     teardown();
 }
 
-/* A sync point in the middle is none of a phase. */
+/* A sync point in the middle has no influence on the phase. */
 TEST_WITH(test_keeping, setup(4096), teardown())
 {
     enum { LENGTH = 5 * MIB };
@@ -543,8 +546,8 @@ TEST_WITH(test_keeping, setup(4096), teardown())
 
 /* ---- under faults ---- */
 
-/* A twin, after the nth fault from its beginning: it is there, or not.  *struck:
- * there was one. */
+/* Stores a twin, after the nth fault from its beginning: the image is there,
+ * or not. *struck: there was a fault. */
 static gd_status
 put_under_fault(fault_call call, uint64_t n, int sys_errno, bool *struck)
 {
@@ -587,8 +590,8 @@ TEST(test_faults_while_cutting_anew)
             teardown();
         }
         CHECK(failed > 5);
-        /* A look-up that fails finds nothing; and without memory to cut it
-         * into, the batch stays as it is. */
+        /* A look-up that fails finds no block; and without memory to cut it
+         * into, the batch stays unchanged. */
         CHECK(plain >= (k == 0 ? 1 : 3));
     }
 }

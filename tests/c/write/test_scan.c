@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_scan.c - what a scan says of bytes is what storing them would do.
+ * test_scan.c - a scan of bytes gives the same result as storing them.
  */
 #include "engine/write/scan.h"
 

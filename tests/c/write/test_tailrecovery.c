@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_tailrecovery.c - a long tail, renewed on many threads: the same as on
- * one. What becomes of each kind of entry is test_appender.c's to say.
+ * test_tailrecovery.c - a long tail, renewed on many threads: the result is
+ * the same as on one. test_appender.c tests each kind of entry.
  */
 #include "engine/write/tailrecovery.h"
 
@@ -27,8 +27,8 @@ typedef struct fixture {
     gd_entry entries[SLOTS];
 } fixture;
 
-/* A group of which everything is a tail: an image, some of whose blocks were
- * spoiled, and some of whose entries are gone or spoiled. */
+/* Makes a group in which everything is a tail: an image, some of whose blocks
+ * were spoiled, and some of whose entries are missing or spoiled. */
 static void
 setup(fixture *t, unsigned threads)
 {
@@ -99,7 +99,7 @@ TEST(test_threads_make_no_difference)
     CHECK_INT(count_state(&many, GD_ENTRY_INVALID), 10);
     unsigned damaged = count_state(&many, GD_ENTRY_DAMAGED);
     CHECK(damaged >= 9 + 9 * 6 && damaged <= 9 + 9 * 8);
-    /* What is on the disk is what was found out. */
+    /* The entries on the disk are the returned ones. */
     for (int i = 0; i < 2; i++) {
         fixture *t = i == 0 ? &one : &many;
         static gd_entry again[SLOTS];
@@ -113,7 +113,8 @@ TEST(test_threads_make_no_difference)
     teardown(&many);
 }
 
-/* How many segments have a live block, and are not as their checksums say. */
+/* Returns the number of segments that have a live block and a wrong
+ * checksum. */
 static unsigned
 count_torn(fixture *t, const gd_entry *entries)
 {
@@ -133,10 +134,10 @@ count_torn(fixture *t, const gd_entry *entries)
     return torn;
 }
 
-/* What a tear has spoiled will be freed one day, and then nothing tells it from
- * damage: so a segment of which anything is used has its checksum again, and a
- * header without garbage.  Nothing else of it changes, and a second owner, after
- * a crash, has nothing left to do. */
+/* Torn blocks will be freed one day, and then tears and damage look the same:
+ * so a segment with any used block gets its checksum again, and a header
+ * without garbage. Nothing else of it changes, and a second owner, after a
+ * crash, has no work left. */
 TEST(test_checksums_are_mended)
 {
     static fixture t;
@@ -144,7 +145,7 @@ TEST(test_checksums_are_mended)
     static gd_entry again[SLOTS];
     uint64_t start = gd_fptable_data_start(SLOTS);
     setup(&t, THREADS);
-    /* Where all blocks are good: the checksum, and a reserved byte. */
+    /* All blocks are good here: the checksum is wrong, and a reserved byte. */
     scratch_flip(&t.x, GROUP_1, start + 1 * SEGMENT + 25, 1);
     scratch_flip(&t.x, GROUP_1, start + 2 * SEGMENT + 21, 1);
     scratch_read(&t.x, GROUP_1, before, sizeof before, start);
@@ -166,7 +167,7 @@ TEST(test_checksums_are_mended)
     teardown(&t);
 }
 
-/* Nothing is written over what could not be read. */
+/* No bytes are written over unreadable ones. */
 TEST(test_reading_fails)
 {
     for (uint64_t n = 1; n <= SEGMENTS; n += 31) {
@@ -185,8 +186,8 @@ TEST(test_reading_fails)
     }
 }
 
-/* A thread that cannot have what it needs says so, or does without: it never
- * takes a block for damaged. */
+/* A thread without memory reports that, or does without: it never marks a
+ * block as damaged. */
 TEST(test_no_memory)
 {
     static fixture good, t;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_transaction.c - storing images: what goes in comes out, whatever its
- * blocks, the sizes, the codec and the digest; and what an abort, a failed
- * sync, another transaction or a killed process leaves.
+ * test_transaction.c - storing images: they read back as stored, whatever
+ * their blocks, the sizes, the codec and the digest; and the files after an
+ * abort, a failed sync, another transaction or a killed process.
  */
 #include "engine/write/transaction.h"
 
@@ -15,7 +15,7 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
 
-/* ---- whatever comes ---- */
+/* ---- random images ---- */
 
 typedef struct kind {
     uint32_t block, slots, segment;
@@ -26,8 +26,8 @@ typedef struct kind {
     bool filter;
 } kind;
 
-/* A few images that share contents; each is read back by the handle that
- * stored it, and all of them by another. */
+/* Stores a few images that share contents; each is read back by the handle
+ * that stored it, and all of them by another. */
 static void
 run_images(const kind *k, uint64_t seed)
 {
@@ -73,8 +73,9 @@ run_images(const kind *k, uint64_t seed)
     bool equal;
     CHECK_INT(get_image(the_repo, id[1], NULL, 0, &equal, &the_scratch.err),
               GD_NOTFOUND);
-    /* The same once more: with a filter and all groups at hand, nothing is
-     * new, but for what a weak digest or many groups hide. */
+    /* The same image is stored once more: with a filter and all groups
+     * cached, no block is new, but for those that a weak digest or many
+     * groups hide. */
     gd_recipe_header header;
     store_in_one("again", data[0], lengths[0], 70000, &header);
     check_stored_image("again", data[0], lengths[0]);
@@ -105,7 +106,7 @@ TEST(test_random_images)
     }
 }
 
-/* Around the borders of blocks and of the batches of 4 MiB. */
+/* The sizes are around the borders of blocks and of the batches of 4 MiB. */
 TEST(test_sizes)
 {
     enum { BATCH = 4 << 20 };
@@ -151,7 +152,8 @@ TEST_WITH(test_zeros, transaction_setup(), transaction_teardown())
     data[5 << 20] = 0;
 }
 
-/* Within an image, in the group now open, and between images. */
+/* Duplicates are found within an image, in the group now open, and between
+ * images. */
 TEST_WITH(test_duplicates_are_stored_once, transaction_setup(),
           transaction_teardown())
 {
@@ -186,7 +188,7 @@ TEST(test_interleaved)
     bool linked;
     uint64_t seed = 8;
     scratch_init(&the_scratch);
-    the_scratch.params.block_size = 512; /* for small batches */
+    the_scratch.params.block_size = 512; /* smaller batches */
     the_repo = scratch_repo_filter(&the_scratch);
     for (int i = 0; i < TRANSACTIONS; i++) {
         fill_image(data[i], LENGTH, 512, 300, (uint64_t)i);
@@ -241,7 +243,7 @@ TEST_WITH(test_one_id_twice, transaction_setup(), transaction_teardown())
     CHECK_CONTAINS(the_scratch.err.text, "image a ");
     gd_transaction_end(second);
     gd_transaction_end(first);
-    /* The first's. */
+    /* The file is the first one's. */
     CHECK_INT(scratch_count(&the_scratch, "spool", "", NULL), 1);
     check_stored_image("a", data, sizeof data);
 }
@@ -269,7 +271,7 @@ TEST_WITH(test_what_is_refused, transaction_setup(), transaction_teardown())
                                     &the_scratch.err), GD_OK);
     CHECK(strcmp(header.project, project) == 0);
     CHECK(strcmp(header.image_id, "a") == 0);
-    /* It has ended. */
+    /* The transaction has ended. */
     CHECK_INT(gd_transaction_write(transaction, (const uint8_t *)"x", 1,
                                    &the_scratch.err),
               GD_CLOSED);
@@ -280,11 +282,11 @@ TEST_WITH(test_what_is_refused, transaction_setup(), transaction_teardown())
     check_stored_image("a", (const uint8_t *)"data", 4);
 }
 
-/* ---- giving up ---- */
+/* ---- aborts ---- */
 
-/* Large writes are not copied before they are fingerprinted: the caller may do
- * with the memory what it likes as soon as the call returns.  Odd lengths, so
- * that blocks cross from one write to the next; small ones in between. */
+/* Large writes are not copied before they are fingerprinted: the caller may
+ * use the memory again as soon as the call returns. The lengths are odd, so
+ * that blocks cross from one write to the next; small ones are in between. */
 TEST(test_large_writes)
 {
     enum { LARGE = (1 << 20) + 777, SMALL = 5000, WRITES = 9 };
@@ -298,7 +300,7 @@ TEST(test_large_writes)
     gd_transaction *transaction = begin_image("large");
     for (uint64_t i = 0; i < WRITES; i++) {
         size_t n = i % 3 == 2 ? SMALL : LARGE;
-        fill_random(lent, n, i % 5); /* some of it again */
+        fill_random(lent, n, i % 5); /* some bytes are repeated */
         memset(lent + n / 2, 0, n / 8);
         memcpy(data + length, lent, n);
         length += n;
@@ -317,7 +319,7 @@ TEST(test_large_writes)
 
 /* ---- bytes that change while they are stored ---- */
 
-static uint8_t *changing; /* a byte of the caller's, to be changed once */
+static uint8_t *changing; /* a byte of the caller's that changes once */
 
 static void
 change_once(void)
@@ -328,7 +330,7 @@ change_once(void)
     }
 }
 
-/* Before a batch is stored the disk's room is asked for. */
+/* Before a batch is stored the disk's free space is read. */
 static int
 change_at_free_space(const gd_env *env, int fd, gd_space *space)
 {
@@ -339,7 +341,7 @@ change_at_free_space(const gd_env *env, int fd, gd_space *space)
     return 0;
 }
 
-/* While a batch is looked up stores are read. */
+/* While a batch is looked up tables are read. */
 static ssize_t
 change_at_pread(const gd_env *env, int fd, void *buf, size_t len,
                 uint64_t offset)
@@ -350,10 +352,11 @@ change_at_pread(const gd_env *env, int fd, void *buf, size_t len,
     return n < 0 ? -errno : n;
 }
 
-/* The fingerprint and the stored bytes of a block are not of one content: that
- * must be an error now, since reading could not notice it.  The change comes
- * behind the fingerprint, with the first batch (kind 0), or with one behind
- * duplicates, before (1) or after (2) what is new was looked at once more. */
+/* The fingerprint and the stored bytes of a block are of different contents:
+ * that must be an error now, since reading could not detect it. The change
+ * comes behind the fingerprint, with the first batch (kind 0), or with one
+ * behind duplicates, before (1) or after (2) new blocks were checked once
+ * more. */
 TEST(test_changed_in_memory)
 {
     enum { PIECE = 1 << 20 };
@@ -416,8 +419,8 @@ TEST_WITH(test_abort, transaction_setup(), transaction_teardown())
     check_stored_image("a", data, sizeof data);
 }
 
-/* Groups that were full before the abort were synced: what they hold is found
- * by the next upload. */
+/* Groups that were full before the abort were synced: the next upload finds
+ * their blocks. */
 TEST_WITH(test_abort_after_sync_points, transaction_setup(),
           transaction_teardown())
 {
@@ -434,7 +437,7 @@ TEST_WITH(test_abort_after_sync_points, transaction_setup(),
 }
 
 /* I1: after a failed fdatasync the upload fails; the next one stores all of it
- * anew, in another group, and is whole. */
+ * again, in another group, and is whole. */
 TEST_WITH(test_failed_sync_at_the_commit, transaction_setup(),
           transaction_teardown())
 {
@@ -484,8 +487,8 @@ TEST_WITH(test_failure_after_the_link, transaction_setup(),
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
     write_all(transaction, data, sizeof data);
-    /* Of the group made: file and directory; of the recipe: the file, spool/
-     * and images/; before the first block, groups/ once more. */
+    /* The syncs are, of the new group: file and directory; of the recipe: the
+     * file, spool/ and images/; before the first block, groups/ once more. */
     uint64_t before = fault_env_count(&the_scratch.f, FAULT_FSYNC);
     gd_transaction *probe = begin_image("probe");
     write_all(probe, data, sizeof data);
@@ -494,7 +497,7 @@ TEST_WITH(test_failure_after_the_link, transaction_setup(),
     gd_transaction_end(probe);
     uint64_t needed = fault_env_count(&the_scratch.f, FAULT_FSYNC) - before;
     CHECK_INT(needed, 6);
-    /* Group 1 is there. */
+    /* Group 1 exists. */
     fault_env_fail(&the_scratch.f, FAULT_FSYNC, 3, EIO, false);
     CHECK_INT(gd_transaction_commit(transaction, &header, &linked,
                                     &the_scratch.err), GD_IO);
@@ -504,9 +507,9 @@ TEST_WITH(test_failure_after_the_link, transaction_setup(),
     check_stored_image("a", data, sizeof data);
 }
 
-/* ---- killed ---- */
+/* ---- killed writers ---- */
 
-/* Wait until a child has acknowledged an image. */
+/* Waits until a child has acknowledged an image. */
 static void
 await_acknowledgement(int fd)
 {
@@ -516,8 +519,8 @@ await_acknowledgement(int fd)
 }
 
 /* A child that stores images without end is killed at any moment, every other
- * one not before it has acknowledged one; what it acknowledged is there, and
- * the repository goes on. */
+ * one not before it has acknowledged an image; acknowledged images are there,
+ * and the repository works. */
 TEST(test_killed_writers)
 {
     enum { KILLS = 25, LENGTH = 300 * 512, ROOM = 10000 };

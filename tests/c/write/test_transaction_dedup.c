@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_transaction_dedup.c - which blocks a transaction looks for (volumes.rst, "Hints"):
- * whatever a hint says, the image is the same.
+ * test_transaction_dedup.c - the blocks that a transaction looks up
+ * (volumes.rst, "Hints"): with any hint, the image is the same.
  */
 #include "engine/write/transaction.h"
 
@@ -53,8 +53,8 @@ hints(void)
     return stats.hints;
 }
 
-/* Nothing is asked, nothing is noted, and later uploads find the blocks only by
- * their neighbours: here by none. */
+/* No block is looked up, none is noted, and later uploads find the blocks only
+ * by their neighbours: here by none. */
 TEST_WITH(test_off, setup(false), transaction_teardown())
 {
     CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
@@ -68,7 +68,7 @@ TEST_WITH(test_off, setup(false), transaction_teardown())
     CHECK_INT(skipped(), 2 * BLOCKS);
 }
 
-/* Others find what was only not looked for. */
+/* Others find blocks that were only not looked up. */
 TEST_WITH(test_skip, setup(false), transaction_teardown())
 {
     CHECK_INT(put("first", one, GD_DEDUP_SKIP), BLOCKS);
@@ -76,7 +76,7 @@ TEST_WITH(test_skip, setup(false), transaction_teardown())
     CHECK_INT(put("found", one, GD_DEDUP_ALL), 0);
 }
 
-/* A second copy of a whole file is found, and of one that ends otherwise all
+/* A second copy of a whole file is found, and of one with another end all
  * batches that have a sampled block in common. */
 static void
 check_probe(bool by_value)
@@ -108,7 +108,7 @@ TEST_WITH(test_probe_without_index, setup(false), transaction_teardown())
     CHECK_INT(put("again", one, GD_DEDUP_PROBE), BLOCKS);
 }
 
-/* Blocks that lie at another phase are found, unless a hint says to skip. */
+/* Blocks at another phase are found, unless a hint requests to skip them. */
 TEST_WITH(test_no_phases, setup(false), transaction_teardown())
 {
     put("first", one, GD_DEDUP_ALL);
@@ -123,8 +123,8 @@ TEST_WITH(test_no_phases, setup(false), transaction_teardown())
     CHECK(put("looked-for", two, GD_DEDUP_ALL) < BLOCKS);
 }
 
-/* Stores that are expected answer without any index; a group of another scope,
- * and one that does not exist, are left out. */
+/* Prefetched tables answer without any index; a group of another scope, and
+ * one that does not exist, are left out. */
 TEST_WITH(test_expect, setup(false), transaction_teardown())
 {
     gd_recipe_header header;

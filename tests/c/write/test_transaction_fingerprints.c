@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_transaction_fingerprints.c - an image from blocks that are told by their
- * fingerprints: what is there is found, what is not is added.
+ * test_transaction_fingerprints.c - an image from blocks given by their
+ * fingerprints: stored ones are found, missing ones are added.
  */
 #include "engine/write/transaction.h"
 
@@ -30,7 +30,7 @@ setup_pull(bool by_value)
     the_repo = scratch_repo_filter(&the_scratch);
 }
 
-/* The fingerprints of all blocks of some bytes. */
+/* Computes the fingerprints of all blocks of some bytes. */
 static void
 describe(pulled *p, const uint8_t *data, size_t length)
 {
@@ -87,7 +87,7 @@ commit(gd_transaction *transaction, gd_recipe_header *header)
     gd_transaction_end(transaction);
 }
 
-/* More at once than are looked up in one go. */
+/* There are more at once than one look-up takes. */
 TEST_WITH(test_find_and_add_many, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 200, MANY = 9001 };
@@ -99,7 +99,8 @@ TEST_WITH(test_find_and_add_many, setup_pull(false), transaction_teardown())
     gd_transaction *transaction = begin_image("b");
     describe(&p, data, sizeof data);
     find_blocks(transaction, &p);
-    /* Of their own size, so that the sanitizer sees what is beyond. */
+    /* They have their own size, so that the sanitizer detects accesses
+     * beyond. */
     gd_fingerprint *fps = malloc(MANY * sizeof *fps);
     uint32_t *lengths = malloc(MANY * sizeof *lengths);
     gd_address *found = malloc(MANY * sizeof *found);
@@ -134,7 +135,7 @@ find_at(gd_transaction *transaction, pulled *p)
                                      p->addresses, &the_scratch.err), GD_OK);
 }
 
-/* What others say of addresses is believed of no block that is not there. */
+/* Addresses from others are accepted only for blocks that are there. */
 TEST_WITH(test_find_at, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 100 };
@@ -147,7 +148,7 @@ TEST_WITH(test_find_at, setup_pull(false), transaction_teardown())
     describe(&p, data, sizeof data);
     find_blocks(transaction, &p);
     gd_transaction_end(transaction);
-    transaction_other_handle(); /* which has looked at nothing yet */
+    transaction_other_handle(); /* it has read no group yet */
     transaction = begin_image("b");
     told = p;
     told.addresses[3] = p.addresses[4];
@@ -156,7 +157,7 @@ TEST_WITH(test_find_at, setup_pull(false), transaction_teardown())
     told.addresses[7].group += 1000;
     told.addresses[8].slot += 50000;
     told.addresses[9] = (gd_address){0, 0};
-    /* Words that no honest rank sends. */
+    /* No honest rank sends such addresses. */
     for (size_t i = 10; i < 40; i++) {
         told.addresses[i] = (gd_address){GD_MAX_GROUP, (uint32_t)i * 7919};
     }
@@ -174,8 +175,8 @@ TEST_WITH(test_find_at, setup_pull(false), transaction_teardown())
     check_stored_image("b", data, sizeof data);
 }
 
-/* What one transaction stores for the image of another counts as the image's,
- * once. */
+/* Bytes that one transaction stores for the image of another count as the
+ * image's, once. */
 TEST_WITH(test_credit, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 30 };
@@ -192,7 +193,7 @@ TEST_WITH(test_credit, setup_pull(false), transaction_teardown())
     CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     gd_transaction_count(transaction, &new_bytes, &stored_bytes);
     CHECK_INT(new_bytes, (BLOCKS - 1) * PULL_BLOCK);
-    CHECK(stored_bytes >= new_bytes); /* noise does not shrink */
+    CHECK(stored_bytes >= new_bytes); /* noise does not compress */
     CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     gd_transaction_count(transaction, &again, &rest);
     CHECK(again == new_bytes && rest == stored_bytes);
@@ -209,8 +210,8 @@ TEST_WITH(test_credit, setup_pull(false), transaction_teardown())
     check_stored_image("a", data, sizeof data);
 }
 
-/* A group that a collector has is not waited for, and its blocks are not
- * there. */
+/* The transaction does not wait for a group that a collector has, and its
+ * blocks are not found. */
 TEST_WITH(test_find_at_without_the_lock, setup_pull(false),
           transaction_teardown())
 {
@@ -232,8 +233,8 @@ TEST_WITH(test_find_at_without_the_lock, setup_pull(false),
     gd_locks_withdraw_all(the_repo->locks);
 }
 
-/* Blocks of several groups, each for itself and in no order of theirs, between
- * written ones and zeros. */
+/* Blocks of several groups, each separately and in random order, are added
+ * between written ones and zeros. */
 TEST(test_find_and_add)
 {
     enum { BLOCKS = 200, NEW = 6 * PULL_BLOCK };
@@ -249,7 +250,7 @@ TEST(test_find_and_add)
     describe(&p, data, sizeof data);
     find_blocks(transaction, &p);
     CHECK_INT(count_addresses(&p), BLOCKS + 1);
-    /* The last block first: it is a short one. */
+    /* The last block is first: it is a short one. */
     CHECK_INT(add_blocks(transaction, &p, BLOCKS, 1), GD_OK);
     memcpy(want, data + BLOCKS * PULL_BLOCK, 99);
     length = 99;
@@ -297,7 +298,7 @@ TEST_WITH(test_find_what_is_not_there, setup_pull(false),
     gd_transaction_end(transaction);
     store_in_one("a", data, sizeof data, sizeof data, NULL);
     transaction = begin_image("b");
-    p.lengths[3] = 511; /* a length that does not belong to it */
+    p.lengths[3] = 511; /* not its length */
     p.lengths[4] = 0;
     p.fps[5].bytes[31] ^= 1;
     find_blocks(transaction, &p);
@@ -310,8 +311,8 @@ TEST_WITH(test_find_what_is_not_there, setup_pull(false),
     gd_transaction_end(transaction);
 }
 
-/* What this transaction wrote itself: not synced yet, synced, and in a group
- * that is full. */
+/* The transaction's own blocks are found: not synced yet, synced, and in a
+ * group that is full. */
 TEST_WITH(test_find_own_blocks, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 100 };
@@ -354,7 +355,7 @@ TEST_WITH(test_find_own_blocks, setup_pull(false), transaction_teardown())
     check_stored_image("a", want, 270 * PULL_BLOCK);
 }
 
-/* What was written is known without a sync point, and goes with an abort. */
+/* Written bytes are counted without a sync point, and removed by an abort. */
 TEST_WITH(test_measure, setup_pull(false), transaction_teardown())
 {
     static uint8_t data[100 * PULL_BLOCK];
@@ -385,7 +386,7 @@ TEST_WITH(test_measure, setup_pull(false), transaction_teardown())
     gd_transaction_end(transaction);
 }
 
-/* Each address that find did not return, whoever names it. */
+/* Each address that find did not return is refused, whatever its source. */
 TEST_WITH(test_add_takes_nothing_on_trust, setup_pull(false),
           transaction_teardown())
 {
@@ -409,10 +410,10 @@ TEST_WITH(test_add_takes_nothing_on_trust, setup_pull(false),
     CHECK_INT(p.addresses[0].group, 3);
     CHECK_INT(add_blocks(transaction, &p, 0, 2), GD_OK);
 
-    /* It is there, but nobody holds its group's lock for us. */
+    /* It is there, but its group's lock is not held for us. */
     CHECK_INT(add_blocks(transaction, &all, 0, 1), GD_INVALID);
     CHECK_CONTAINS(the_scratch.err.text, "slot 0 of group 00000001");
-    /* An entry that is not published: its block may not be durable. */
+    /* The entry is not published: its block may not be durable. */
     gd_group *group;
     gd_entry entry;
     REQUIRE(gd_group_open(the_scratch.env, the_scratch.root,
@@ -432,7 +433,7 @@ TEST_WITH(test_add_takes_nothing_on_trust, setup_pull(false),
         bad = p;
         bad.addresses[0] = wrong[i];
         CHECK_INT(add_blocks(transaction, &bad, 0, 2), GD_INVALID);
-        bad = p; /* also behind a good one */
+        bad = p; /* even behind a good one */
         bad.addresses[1] = wrong[i];
         CHECK_INT(add_blocks(transaction, &bad, 0, 2), GD_INVALID);
     }
@@ -455,7 +456,7 @@ TEST_WITH(test_add_takes_nothing_on_trust, setup_pull(false),
                                      NULL),
               GD_OK);
     gd_group_close(group);
-    /* Nothing was appended meanwhile, and it goes on. */
+    /* No byte was appended meanwhile, and the transaction continues. */
     CHECK_INT(add_blocks(transaction, &p, 0, 2), GD_OK);
     gd_recipe_header header;
     commit(transaction, &header);
@@ -500,7 +501,7 @@ TEST_WITH(test_add_within_a_block, setup_pull(false), transaction_teardown())
     gd_transaction *transaction = begin_image("b");
     describe(&p, data, sizeof data);
     write_all(transaction, data, 600);
-    find_blocks(transaction, &p); /* may be asked at any time */
+    find_blocks(transaction, &p); /* may be called at any time */
     CHECK_INT(count_addresses(&p), 4);
     CHECK_INT(add_blocks(transaction, &p, 0, 1), GD_INVALID);
     CHECK_CONTAINS(the_scratch.err.text, "within a block");
@@ -525,7 +526,7 @@ TEST_WITH(test_add_within_a_block, setup_pull(false), transaction_teardown())
     check_stored_image("b", want, 1536 + sizeof data + 100);
 }
 
-/* I5: nobody has bytes to compare. */
+/* I5: there are no bytes to compare. */
 TEST_WITH(test_find_by_value, setup_pull(true), transaction_teardown())
 {
     static uint8_t data[10 * PULL_BLOCK];
@@ -546,7 +547,7 @@ TEST_WITH(test_find_by_value, setup_pull(true), transaction_teardown())
     check_stored_image("b", data, sizeof data);
 }
 
-/* What was kept is found by the next; what was not kept is cut off. */
+/* The next transaction finds synced blocks; others are cut off. */
 TEST_WITH(test_keep, setup_pull(false), transaction_teardown())
 {
     static uint8_t data[100 * PULL_BLOCK];
@@ -598,7 +599,7 @@ pull_once(const uint8_t *data, pulled *p)
         if (p->addresses[i].group != 0) {
             s = add_blocks(transaction, p, i, 1);
             if (s == GD_INVALID) {
-                /* What cannot be asked cannot be confirmed. */
+                /* An address that cannot be read cannot be confirmed. */
                 s = gd_fail(&the_scratch.err, GD_IO, "%s",
                             "a group cannot be read");
             }
