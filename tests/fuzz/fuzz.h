@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz.h - what every fuzz target needs: taking an input apart, and refusing
- * what must not be.
+ * fuzz.h - helpers of all fuzz targets: parsing an input, and ending the
+ * program on a violation.
  *
- * A target is one file, fuzz_<name>.c, that defines LLVMFuzzerTestOneInput, and
- * perhaps LLVMFuzzerInitialize.  tests/fuzz/test_fuzz.py builds and runs all
- * of them, with the corpus of that name, and says how to reproduce a failure.
+ * A target is one file, fuzz_<name>.c, that defines LLVMFuzzerTestOneInput,
+ * and perhaps LLVMFuzzerInitialize. tests/fuzz/test_fuzz.py builds and runs
+ * all of them, with the corpus of that name, and describes how to reproduce a
+ * failure.
  */
 #ifndef FUZZ_H
 #define FUZZ_H
@@ -30,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         }                                                                     \
     } while (0)
 
-/* What is left of an input.  Behind its end there are zeros. */
+/* The rest of an input. Behind its end there are zeros. */
 typedef struct input {
     const uint8_t *at;
     size_t left;
@@ -71,7 +72,7 @@ take64(input *in)
     return take_number(in, 8);
 }
 
-/* Fills all of out: with zeros what is not there. */
+/* Fills all of out, missing bytes with zeros. */
 static inline size_t
 take_bytes(input *in, void *out, size_t length)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_catalog.c - the arithmetic on what comes out of the catalog, whose values
- * may be anything: counters, pairs of duplicates; and the fence.
- * What is sorted and legal gives what a plain loop gives; the rest is refused.
+ * fuzz_catalog.c - the arithmetic on any values from the catalog: counters,
+ * pairs of duplicates; and the fence. Sorted and legal values give the results
+ * of a plain loop; others are refused.
  *
- * Input: what (1), then numbers and records as that takes them.
+ * Input: the test (1), then numbers and records as the test reads them.
  */
 #include "engine/base/coding.h"
 #include "engine/files/fence.h"
@@ -143,7 +143,7 @@ revise_pairs(input *in)
         gd_put32(k.counts + 4 * i, take8(in));
     }
     bool whole = missing <= 200 || k.count == 0;
-    k.count -= !whole; /* somebody names what is not known */
+    k.count -= !whole; /* an unknown block is named */
     gd_blocks blocks = {k.addresses, k.entries, k.counts, k.count};
     bool good = gd_pairs_judge(p, &blocks, out, &n, second, &m);
     MUST(good || !whole);

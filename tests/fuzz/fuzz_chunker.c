@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_chunker.c - where a stream is cut does not depend on the pieces it comes
- * in; the fast cuts, and the fast test for zeros, agree with the scalar ones.
+ * fuzz_chunker.c - the cuts of a stream do not depend on its pieces; the fast
+ * cuts, and the fast test for zeros, agree with the scalar ones.
  *
- * Input: block size (1), seed of the pieces (4); for blocks cut by their content,
- * the smallest and the average one (2 each); the stream.
+ * Input: block size (1), seed of the pieces (4); for blocks cut by their
+ * content, the smallest and the average one (2 each); the stream.
  */
 #include "engine/base/zero.h"
 #include "engine/format/chunker.h"
@@ -25,7 +25,7 @@ add_cut(cuts *c, size_t length, const gd_chunker *chunker)
     c->lengths[c->count++] = (uint32_t)length;
 }
 
-/* The whole stream at hand. */
+/* Cuts the whole stream at once. */
 static void
 cut_whole(const gd_chunker *chunker, const uint8_t *data, size_t size, cuts *c)
 {
@@ -41,7 +41,8 @@ cut_whole(const gd_chunker *chunker, const uint8_t *data, size_t size, cuts *c)
     }
 }
 
-/* A copy as long as what has come, so that a look beyond it is seen. */
+/* The copy is as long as the bytes so far, so that a read beyond it is
+ * detected. */
 static size_t
 ask(const gd_chunker *chunker, const uint8_t *data, size_t length,
     size_t known, bool last)
@@ -59,7 +60,7 @@ static void
 cut_pieces(const gd_chunker *chunker, const uint8_t *data, size_t size,
            uint32_t seed, cuts *c)
 {
-    size_t from = 0, had = 0, known = 0; /* those that were too few */
+    size_t from = 0, had = 0, known = 0; /* had: too few bytes */
     c->count = 0;
     while (from < size) {
         seed = seed * 1664525 + 1013904223;
@@ -109,7 +110,7 @@ open_gear(gd_chunker *chunker, input *in, size_t block, bool good)
 {
     gd_error err;
     size_t minimum = take16(in), average = take16(in);
-    if (average % 4 != 0) { /* so that enough of them are good */
+    if (average % 4 != 0) { /* so that enough are good */
         average = (size_t)128 << average % 8;
         minimum = 64 + minimum % average;
     }

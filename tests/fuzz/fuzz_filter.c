@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_filter.c - the filter over a file of any content: what it says is within
- * its bounds, whatever others write into the mapping meanwhile; and a new one
- * returns what was inserted.
+ * fuzz_filter.c - the filter over a file of any content: its answers are
+ * within bounds, whatever others write into the mapping meanwhile; and a new
+ * one returns inserted hints.
  *
- * Input: flags (1: the header's checksum is made right; 2: start with no file;
+ * Input: flags (1: the header's checksum is corrected; 2: start with no file;
  * 4: it is longer than its content), 200 bytes of header, then operations of 4
  * bytes, some of which change the file behind the filter's back.
  */
@@ -97,8 +97,8 @@ note_own(gd_filter *filter, uint32_t number, uint32_t place)
     MUST(first <= end && end <= GD_MAX_SLOTS);
 }
 
-/* Whatever the file has, what is loaded holds as position.h says; and what is
- * saved is loaded. */
+/* For any file, the loaded position follows position.h; and a saved one is
+ * loaded again. */
 static void
 move(gd_filter *filter, uint32_t number, uint8_t place)
 {
@@ -126,7 +126,7 @@ move(gd_filter *filter, uint32_t number, uint8_t place)
     note_own(filter, number, place);
 }
 
-/* Somebody else's hands. */
+/* Changes the file as another program. */
 static void
 spoil(uint8_t *file, size_t length, uint32_t where, uint8_t what)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_fpstore.c - entries: what decodes encodes to the same bytes, what is
- * called live is within its bounds, and a store finds exactly the live ones.
+ * fuzz_fpstore.c - entries: decoded ones encode to the same bytes, live ones
+ * are within bounds, and a table finds exactly the live ones.
  *
- * Input: flags (1: checksums are made right), slots (2), block size (1), seed
+ * Input: flags (1: checksums are corrected), slots (2), block size (1), seed
  * (8), then entries of 56 bytes.
  */
 #include "engine/base/coding.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_fslayout.c - disks with any partition tables and superblocks: what is
- * found lies within the disk, in order, and takes a bounded number of reads.
+ * fuzz_fslayout.c - disks with any partition tables and superblocks: the found
+ * ranges are within the disk, in order, and take a bounded number of reads.
  *
- * Input: the disk's size in sectors (6), then pieces: the sector (2), the place
- * in it in units of 4 bytes (1), the length (1), the bytes.
+ * Input: the disk's size in sectors (6), then pieces: the sector (2), the
+ * place in it in units of 4 bytes (1), the length (1), the bytes.
  */
 #include "engine/volume/fslayout.h"
 #include "tests/fuzz/fuzz.h"

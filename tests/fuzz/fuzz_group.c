@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_group.c - a block group's file of any content: header, published
- * records, entries, the store made of them, and every segment that a live entry
- * names.  Those of a cold group are in an object.
+ * records, entries, the table made of them, and every segment that a live
+ * entry names. The segments of a cold group are in an object.
  *
- * Input: flags (1: checksums are made right; 2: the file ends with the input;
+ * Input: flags (1: checksums are corrected; 2: the file ends with the input;
  * 4: the header has 32 bytes more, and the file ends at D), the first bytes of
  * the header, 72 or 104, the first 32 of each record, the number of entries
- * (1), these, and the bytes from D on, in the file or in the object.  So an
+ * (1), these, and the bytes from D on, in the file or in the object. So an
  * input is short.
  */
 #include "engine/base/coding.h"
@@ -32,10 +32,10 @@ typedef struct bucket {
     memory_env *m;
     const uint8_t *object; /* FILE_MAX bytes */
     size_t length;
-    bool is_cut; /* else it has the length that the group says */
+    bool is_cut; /* else it has the group's length */
 } bucket;
 
-/* Only the first slice is there, if the object is short. */
+/* Fetches slices; if the object is short, only the first one is there. */
 static gd_status
 fetch(void *arg, const gd_object *object, uint32_t first, uint32_t count,
       gd_error *err)
@@ -67,7 +67,7 @@ expect(void *arg, const gd_object *object, uint32_t first, uint32_t count)
     MUST(count > 0);
 }
 
-/* Lays the object out.  *end is the length of the group's file. */
+/* Makes the object. *end is the length of the group's file. */
 static size_t
 lay_out(input *in, uint8_t *file, size_t *end)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_index.c - a directory with any files of the exact index: reading, looking
- * up and merging never reads out of bounds; what a merge makes is valid, and
- * merging it again finds nothing new.
+ * fuzz_index.c - a directory with any files of the exact index: reading,
+ * looking up and merging never read out of bounds; a merge's files are valid,
+ * and merging them again finds nothing new.
  *
- * Input: how many files (1); for each: kind (1), bits (1), shard (1), number
- * (1), what is strange about it, and whether a shard has so many records that
- * these take several frames (1), items (1), their bytes, and how many bytes are
- * cut off (1).  Then what is looked for (8).
+ * Input: the number of files (1); for each: kind (1), bits (1), shard (1),
+ * number (1), its irregularities, and a flag for a shard with so many records
+ * that these take several frames (1), items (1), their bytes, and the number
+ * of bytes that are cut off (1). Then the key to look up (8).
  */
 #include "engine/base/coding.h"
 #include "engine/files/indexmerge.h"
@@ -20,7 +20,7 @@
 enum {
     FILES = 6,
     ITEMS = 24,
-    STRANGE = 15, /* of the byte that says what is strange */
+    STRANGE = 15, /* of the irregularities' byte */
     MANY = 32,
     LARGE = 128,
     EACH = 400, /* records for each item of a shard that has many */
@@ -30,7 +30,7 @@ enum {
 
 static const uint8_t CATALOG[GD_ID_SIZE] = "a catalog's id";
 
-/* Items that may be right: few fingerprints, and groups from 0 to 3. */
+/* Makes items that may be right: few fingerprints, and groups from 0 to 3. */
 static void
 take_item(input *in, gd_index_kind kind, const gd_index_id *id, uint8_t *out)
 {
@@ -65,8 +65,8 @@ multiply(const gd_index_id *id, uint8_t *records, gd_index_head *head)
     head->items = count;
 }
 
-/* Writes packed frames of the items.  If the file is to be strange, a byte of
- * the head of one of its frames is another, and the checksum is right. */
+/* Writes packed frames of the items. If the file is to be strange, a byte of
+ * the head of one of its frames is changed, and the checksum is right. */
 static void
 pack_items(input *in, gd_index_head *head, bool strange,
            const uint8_t *records, uint8_t *data)
@@ -177,7 +177,7 @@ merge(gd_shards *shards, const gd_index_id *id, gd_merge_result *result,
     return s;
 }
 
-/* Merges all shards that count; whether all could be. */
+/* Merges all shards that count; returns true if all could be merged. */
 static bool
 merge_all(gd_shards *shards, const gd_env *env, uint64_t *pairs)
 {

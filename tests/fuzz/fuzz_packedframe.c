@@ -4,7 +4,7 @@
  * buffers, or are refused; and the records of a frame, packed again, are the
  * same.
  *
- * Input: flags (1: the checksum is made right; 2: the frame is filled up with
+ * Input: flags (1: the checksum is corrected; 2: the frame is filled up with
  * zeros to the size of one that is not the last), and its bytes.
  */
 #include "engine/base/coding.h"
@@ -20,7 +20,7 @@ enum {
     RECORDS = GD_PACKED_ITEMS * GD_INDEX_RECORD,
 };
 
-/* Their numbers are smaller or equal to those that made the widths. */
+/* The records' numbers are at most those that determined the widths. */
 static void
 pack_again(const uint8_t *records, size_t count, bool padded)
 {

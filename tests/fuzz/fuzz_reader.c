@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_reader.c - a repository some of whose bytes are anybody's: every way to
- * read it gives the right bytes or an error that has words; nothing else that is
- * done with it ends in more than an error.
+ * fuzz_reader.c - a repository with some hostile bytes: each way to read it
+ * gives the right bytes or an error with words; all other operations end in an
+ * error at most.
  *
- * Input: flags (1: checksums are made right again, so that wrong bytes may come
- * out), the number of changes (1), these (5 bytes, and what each writes), then
- * what is done (2 bytes each).
+ * Input: flags (1: checksums are corrected, so that wrong bytes may be read),
+ * the number of changes (1), these (5 bytes, and the bytes that each writes),
+ * then the operations (2 bytes each).
  */
 #include "engine/base/coding.h"
 #include "engine/exchange/wire.h"
@@ -31,7 +31,7 @@
 
 enum {
     IMAGES = 4,
-    DELETED = 3, /* the image that is gone already */
+    DELETED = 3, /* an image that is deleted already */
     LENGTH = 60 * 512 + 77,
     CHANGES = 12,
     DONE = 24,
@@ -44,7 +44,7 @@ static repository original;
 static const gd_packing similar = {
     .codec = GD_CODEC_ZSTD, .level = 1, .similar = true};
 
-/* ---- the repository that is spoiled ---- */
+/* ---- the repository before the changes ---- */
 
 static void
 damage_and_free(repository *r)
@@ -63,7 +63,7 @@ damage_and_free(repository *r)
     MUST(gd_owned_group_open(r->repo, 2, &owned, &r->err) == GD_OK);
     MUST(gd_owned_group_free(owned, freed, 3, &n, &r->err) == GD_OK);
     MUST(gd_owned_group_punch(owned, &bytes, &r->err) == GD_OK);
-    /* The slots that are left are in lists. */
+    /* The remaining slots are in lists. */
     MUST(gd_group_rewrite_owned(owned, &similar, &bytes, &r->err) == GD_OK);
     gd_owned_group_close(owned);
     MUST(gd_owned_group_open(r->repo, 1, &owned, &r->err) == GD_OK);
@@ -167,11 +167,11 @@ remake_all(repository *r)
     }
 }
 
-/* ---- what is done ---- */
+/* ---- operations ---- */
 
 typedef struct session {
     repository r;
-    bool forged; /* wrong bytes are what the checksums say */
+    bool forged; /* wrong bytes may have right checksums */
     uint8_t what;
 } session;
 
@@ -207,7 +207,7 @@ read_parts(session *x, unsigned image)
         uint64_t offset = (i * 7919 + x->what * 131U) % (LENGTH + 99);
         size_t length = 1 + (i * 5557U) % 4000;
         if (i % 3 != 0) {
-            offset = next; /* reading on: what follows is asked for, too */
+            offset = next; /* sequential reads request data ahead, too */
         }
         next = offset + length;
         s = gd_image_read(open, out, length, offset, &done, &x->r.err);
@@ -252,7 +252,7 @@ describe(session *x, unsigned image)
 static void
 store(session *x, unsigned image)
 {
-    /* Its blocks are found where they were, or stored anew. */
+    /* Its blocks are found in their groups, or stored again. */
     gd_status s =
         repository_put(&x->r, "again", &gd_global_scope, contents[image],
                        LENGTH, 4000, NULL);
@@ -362,7 +362,7 @@ scrub(session *x, uint32_t group)
     }
 }
 
-/* Copies elsewhere, and an image made to use them. */
+/* Makes copies elsewhere, and an image that uses them. */
 static void
 relocate(session *x, uint32_t group)
 {

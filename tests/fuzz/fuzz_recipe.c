@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_recipe.c - recipes: one of any content is read page by page, sought in,
- * and counted, or refused; and what the writer makes reads back as it was told.
+ * and counted, or refused; and a written one reads back the same.
  *
- * Input: flags (1: checksums are made right; 2: to write one; 4: the length is
- * what the header says); to read: the first 400 bytes of the header page, then
+ * Input: flags (1: checksums are corrected; 2: to write one; 4: the length is
+ * that of the header); to read: the first 400 bytes of the header page, then
  * extents of 40 bytes.
  */
 #include "engine/base/coding.h"
@@ -163,7 +163,7 @@ read_one(uint8_t flags, input *in)
 
 /* ---- writing ---- */
 
-/* What was added, to be compared. */
+/* The added extents, to be compared. */
 typedef struct piece {
     uint64_t offset;
     gd_address address; /* group 0: zeros */

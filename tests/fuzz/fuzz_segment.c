@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_segment.c - segments: any header and stored bytes decode within their
- * buffers or are refused, and what is compressed decodes to the same.
+ * buffers or are refused, and compressed bytes decode to the same.
  *
- * Input: flags, then either a segment as it is stored, with its header; or (flag
- * 1) codec, level, and plain bytes.  With flag 2 segments may have lists; with
- * flag 4 the checksum of the list is made right.
+ * Input: flags, then either a segment as it is stored, with its header; or
+ * (flag 1) codec, level, and plain bytes. With flag 2 segments may have lists;
+ * with flag 4 the checksum of the list is corrected.
  */
 #include "engine/base/coding.h"
 #include "engine/format/segment.h"
@@ -66,7 +66,7 @@ decode_whole(gd_coder *coder, uint8_t *whole, size_t length,
         require_list(&header);
     }
     if (header.stored_length > MAX_SIZE) {
-        return; /* zeros for the most part: nothing to learn */
+        return; /* mostly zeros: no use */
     }
     uint8_t *plain = malloc(header.plain_length);
     MUST(plain != NULL);
@@ -154,7 +154,7 @@ encode(gd_coder *coder, input *in)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static gd_coder *coder; /* for the whole run: contexts are kept, too */
+    static gd_coder *coder; /* for the whole run, with its contexts */
     gd_error err;
     input in = {data, size};
     if (coder == NULL) {

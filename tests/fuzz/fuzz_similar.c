@@ -3,9 +3,8 @@
  * fuzz_similar.c - of any blocks, and of any features, the order by similarity
  * is a permutation in which clusters are in the order of their first blocks.
  *
- * Input: what follows (0: blocks, each with its length; 1: features, of which
- * each byte is one; 2: those of so many blocks, made of the bytes over and over),
- * and that.
+ * Input: the kind (0: blocks, each with its length; 1: features, each of one
+ * byte; 2: those of so many blocks, made of repeated bytes), and the bytes.
  */
 #include "engine/format/similar.h"
 #include "tests/fuzz/fuzz.h"
@@ -17,7 +16,7 @@ check_order(const gd_similar_features *features, uint32_t count)
 {
     uint32_t *order = malloc((count + 1) * sizeof *order);
     bool *listed = calloc(count + 1, sizeof *listed);
-    uint32_t smallest = 0; /* of those that are not listed */
+    uint32_t smallest = 0; /* of the unlisted ones */
     gd_error err;
     MUST(order != NULL && listed != NULL);
     MUST(gd_similar_order(gd_env_posix(), features, count, order, &err) ==
@@ -64,7 +63,7 @@ take_features(input *in, gd_similar_features *features)
     return count;
 }
 
-/* Their low bits are alike, so that they meet in the tables. */
+/* Their low bits are alike, so that they collide in the tables. */
 static uint32_t
 repeat_features(input *in, gd_similar_features *features)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_spool.c - a spool and an images/ directory of any names and contents: the
- * maintainer's looks, locks and steps find out what is what, unlink only names
- * that are to go, and never an image.
+ * fuzz_spool.c - a spool and an images/ directory of any names and contents:
+ * the maintainer's checks, locks and steps classify them, unlink only names
+ * that must go, and never an image.
  *
- * Input: flags (1: checksums are made right; 2: transaction ids are not), then
- * files: where (1), what it is (1), its name (up to 40 bytes; in the spool mostly
- * a proper one), and the first 400 bytes of a recipe, or none.  Names are parsed
- * by themselves, too.
+ * Input: flags (1: checksums are corrected; 2: transaction ids are not), then
+ * files: the directory (1), the kind (1), its name (up to 40 bytes; in the
+ * spool mostly a proper one), and the first 400 bytes of a recipe, or none.
+ * Names are also parsed separately.
  */
 #include "engine/base/coding.h"
 #include "engine/files/image_delete.h"
@@ -94,7 +94,8 @@ make_file(repository *r, input *in, uint8_t flags)
     memory_put(&r->m, path, content, file);
 }
 
-/* As a transaction would, whose recipe is whole and committed. */
+/* Makes an image as a transaction does, whose recipe is whole and
+ * committed. */
 static void
 make_image(repository *r)
 {
@@ -122,7 +123,7 @@ look_at_runs(repository *r, const gd_spool_file *entry)
     }
 }
 
-/* What the accounting may do with an entry. */
+/* Does the accounting's work with a spool file. */
 static void
 settle(repository *r, gd_spool_file *entry, uint8_t how)
 {

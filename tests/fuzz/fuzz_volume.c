@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_volume.c - a volume's directory of any journals: opening finds out what
- * they are worth, never reads out of bounds, and what it opens can be read,
- * written, closed, opened again and deleted.
+ * fuzz_volume.c - a volume's directory of any journals: opening checks them,
+ * never reads out of bounds, and an opened volume can be read, written,
+ * closed, opened again and deleted.
  *
- * Input: flags (1: two journals, 2: three; 4: heads are as they come; 8: zeros
- * follow the records), then the journals, and then patches: which journal (1),
- * where (2), what (1).  A journal: number (1), needed (1), its head's fields
- * (what in_head takes), marks, and records.
+ * Input: flags (1: two journals, 2: three; 4: heads are unchanged; 8: zeros
+ * follow the records), then the journals, and then patches: the journal (1),
+ * the place (2), the byte (1). A journal: number (1), needed (1), its head's
+ * fields (as in_head reads them), marks, and records.
  */
 #include "engine/base/coding.h"
 #include "engine/format/volumehead.h"
@@ -112,7 +112,7 @@ make_journal(const repository *r, input *in, uint8_t flags, file *f)
         head.before = at; /* if the one before is as long */
     }
     gd_volume_head_encode(&head, f->data);
-    /* Journal 0 is a name that nobody knows, and keeps the directory. */
+    /* Journal 0 has an unknown name, and keeps the directory. */
     gd_volume_journal_name("disk", head.journal == 0 ? 1 : head.journal, name);
     snprintf(f->path, sizeof f->path, REPOSITORY_PATH "/%s", name);
 }
@@ -166,7 +166,7 @@ open_volume(repository *r, gd_volume **volume)
     return s;
 }
 
-/* A sector that is written is read, also by the next owner. */
+/* A written sector reads back, even by the next owner. */
 static void
 use(repository *r, gd_volume *volume)
 {

@@ -2,11 +2,10 @@
 /*
  * fuzz_wire.c - descriptions and frames for other repositories: any ranges are
  * refused, or give frames that another implementation of their layout, here,
- * takes apart to exactly the bytes asked for, and to no byte of a block that was
- * not asked for.
+ * decodes to exactly the requested bytes, and to no byte of another block.
  *
- * Input: how the images are cut and stored (2 bytes), their contents (4), flags
- * (1: ranges lie on blocks' borders), then ranges of 4 bytes.
+ * Input: cutting and storing of the images (2 bytes), their contents (4),
+ * flags (1: ranges lie on blocks' borders), then ranges of 4 bytes.
  */
 #include "engine/base/coding.h"
 #include "engine/exchange/wire.h"
@@ -35,7 +34,7 @@ typedef struct frame {
     const uint8_t *place, *stored;
 } frame;
 
-/* The frame at `at`; the length of it, which must be the whole `left`. */
+/* Returns the frame at `at`; its length must be the whole `left`. */
 static frame
 parse_frame(const uint8_t *at, size_t left)
 {
@@ -59,7 +58,7 @@ parse_frame(const uint8_t *at, size_t left)
     return f;
 }
 
-/* Marks what of the image the frame has; each byte of the frame is of one. */
+/* Marks the image's bytes in the frame; each byte of the frame is of one. */
 static void
 take_frame(gd_coder *coder, const frame *f, uint8_t *got)
 {
@@ -91,7 +90,7 @@ take_frame(gd_coder *coder, const frame *f, uint8_t *got)
     free(plain);
 }
 
-/* ---- asking ---- */
+/* ---- requests ---- */
 
 static bool
 are_legal(const gd_range *ranges, size_t count)
@@ -159,7 +158,7 @@ mark_borders(const gd_chunker *chunker)
     }
 }
 
-/* So many blocks further on, or at the end. */
+/* Returns the offset so many blocks further on, or the end. */
 static uint64_t
 further(uint64_t at, uint64_t blocks)
 {
@@ -191,7 +190,7 @@ ask(repository *r, gd_image *image, input *in, bool on_borders)
     gd_status s =
         gd_wire_frames(image, ranges, count, &frames, &behind, &r->err);
     if (s == GD_OK) {
-        MUST(behind == end); /* it is not much */
+        MUST(behind == end); /* the frames are small */
         check_frames(&frames, ranges, count);
     } else {
         MUST(s == GD_INVALID && r->err.text[0] != '\0');
@@ -246,7 +245,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     repository_fill(content, LENGTH, BLOCK, kinds, seed);
     repository_fill(other, LENGTH, BLOCK, kinds, seed_other);
     MUST(repository_open(&r, (how & 128) == 0) == GD_OK);
-    /* So that the image's blocks lie among another's. */
+    /* The image's blocks are then among another's. */
     MUST(repository_put(&r, "other", &gd_global_scope, other, LENGTH, 4000,
                         NULL) == GD_OK);
     MUST(repository_put(&r, "image", &gd_global_scope, content, LENGTH, 4000,

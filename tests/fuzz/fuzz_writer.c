@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_writer.c - the input is a program: two processes store, abort, delete,
- * read, collect, merge, rewrite and evacuate in one repository, run into errors
- * of the system, and are killed.  A model in memory says what must be there.
+ * read, collect, merge, rewrite and evacuate in one repository, meet errors of
+ * the system, and are killed. A model in memory has the expected images.
  *
- * After an operation that was not disturbed its result must be the expected one.
- * After one that was, the image that it was about is there or not, as a look
- * tells, but whole, and what was acknowledged before stands.  In the end
- * everything is collected: then the images are still what they should be, the
- * spool is empty, and every block that is left is good.
+ * After an operation without a fault its result must be the expected one.
+ * After a fault, the operation's image is there or not, which the target
+ * reads, but whole, and earlier acknowledged images are unchanged. In the end
+ * everything is collected: then the images are still the expected ones, the
+ * spool is empty, and every remaining block is good.
  *
- * Input: the parameters (4 bytes), then operations: what (1), by whom and on
- * what (1), and what each needs.
+ * Input: the parameters (4 bytes), then operations: the kind (1), the process
+ * and the image (1), and the parameters of each.
  */
 #include <errno.h>
 
@@ -61,7 +61,7 @@ typedef struct world {
     open_transaction transactions[TRANSACTIONS];
     open_reader readers[READERS];
     bool filter, scopes;
-    bool disturbed; /* a fault may strike in the operation under way */
+    bool disturbed; /* a fault may strike in this operation */
     uint8_t fault, fault_at;
 } world;
 
@@ -72,7 +72,7 @@ name_of(unsigned image)
     return names[image];
 }
 
-/* All in one, or of three. */
+/* Returns one scope for all, or one of three. */
 static const gd_scope *
 scope_of(const world *w, unsigned image)
 {
@@ -82,7 +82,8 @@ scope_of(const world *w, unsigned image)
 
 /* ---- faults ---- */
 
-/* What the last operation asked for: the next one is disturbed. */
+/* Arms the fault that the last operation requested: the next one is
+ * disturbed. */
 static void
 arm(world *w)
 {
@@ -136,7 +137,7 @@ handle(world *w, unsigned i)
     return w->handles[i];
 }
 
-/* ---- looking ---- */
+/* ---- checks ---- */
 
 static void
 must_have_words(const world *w, gd_status s)
@@ -165,7 +166,7 @@ check_image(world *w, unsigned who, unsigned image)
     MUST(result == (w->images[image].present ? READ_EQUAL : READ_ABSENT));
 }
 
-/* After a disturbance: whether `then`, which may exist, does. */
+/* After a disturbance, finds out if `then`, which may exist, does. */
 static void
 find_out(world *w, unsigned image, const content *then)
 {
@@ -180,7 +181,7 @@ find_out(world *w, unsigned image, const content *then)
     w->images[image].present = result == READ_EQUAL;
 }
 
-/* Ends the disturbance; if the process was killed, with all that it had. */
+/* Ends the disturbance; if the process was killed, with all its handles. */
 static void
 calm(world *w)
 {
@@ -189,7 +190,7 @@ calm(world *w)
     }
     bool killed = w->fault == 1 && w->r.m.calls >= w->r.m.fail_at;
     if (killed) {
-        close_handles(w); /* the memory; nothing of it reaches the files */
+        close_handles(w); /* in memory; no file changes */
         (void)memory_env_heal(&w->r.m);
         memory_env_close_all(&w->r.m);
     }
@@ -328,8 +329,8 @@ commit(world *w, unsigned which)
 
 /* ---- by fingerprints ---- */
 
-/* One page of another image's blocks: what is found is added by address, the
- * rest by its bytes. */
+/* Copies one page of another image's blocks: found blocks are added by
+ * address, the rest by its bytes. */
 static gd_status
 copy_page(world *w, gd_transaction *transaction, const uint8_t *page,
           size_t length, const content *from)
@@ -613,7 +614,7 @@ operate(world *w, uint8_t what, uint8_t on, input *in)
     }
 }
 
-/* Nothing is left in the spool, and all that is left in groups verifies. */
+/* The spool is empty, and all blocks left in groups verify. */
 static void
 finish(world *w)
 {
@@ -624,7 +625,7 @@ finish(world *w)
     w->r.m.space = UINT64_C(1) << 39;
     close_handles(w);
     w->r.repo = handle(w, 0);
-    /* Takes over what dead writers left in groups. */
+    /* This recovers the tails of dead writers. */
     last.length = LENGTH_MAX;
     repository_fill(last.data, last.length, 8, 1000, 99);
     MUST(repository_put(&w->r, "last", &gd_global_scope, last.data,

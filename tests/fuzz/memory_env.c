@@ -32,7 +32,7 @@ self(const gd_env *env)
     return (memory_env *)(uintptr_t)env;
 }
 
-/* 0, or the -errno that the call has to fail with. */
+/* Returns 0, or the -errno that the call has to fail with. */
 static int
 enter(memory_env *m)
 {
@@ -59,8 +59,8 @@ file_of(memory_env *m, int fd)
     return &m->files[at];
 }
 
-/* The whole path of a name.  A name that is no string of a path is the
- * engine's fault. */
+/* Makes the whole path of a name. If a name is no string of a path, the engine
+ * has a bug. */
 static int
 resolve(memory_env *m, int dir, const char *path, char out[MEMORY_PATH])
 {
@@ -78,7 +78,7 @@ resolve(memory_env *m, int dir, const char *path, char out[MEMORY_PATH])
     return n < MEMORY_PATH ? 0 : -ENAMETOOLONG;
 }
 
-/* Whether the directory that would hold it is there. */
+/* Returns true if its parent directory exists. */
 static bool
 has_parent(const memory_env *m, const char *path)
 {
@@ -151,7 +151,7 @@ close_file(memory_env *m, memory_file *file)
 }
 
 /* A dead process's files are closed by memory_env_close_all: until then its
- * locks stand. */
+ * locks stay. */
 static int
 memory_close(const gd_env *env, int fd)
 {
@@ -422,7 +422,7 @@ memory_fchmod(const gd_env *env, int fd, mode_t mode)
     return rc;
 }
 
-/* Nobody remembers anything here. */
+/* There are no caches here. */
 static int
 memory_renew(const gd_env *env, int dir, const char *path)
 {
@@ -610,10 +610,10 @@ memory_mmap(const gd_env *env, int fd, size_t length)
     memory_env *m = self(env);
     memory_file *file;
     if (open_file(m, fd, &file) != 0 || length != file->node->length) {
-        return NULL; /* mappings of the whole are all that is modelled */
+        return NULL; /* only mappings of the whole are modelled */
     }
     if (file->node->mappings++ == 0) {
-        set_room(file->node, length); /* not a byte more */
+        set_room(file->node, length); /* exactly this length */
     }
     m->mappings++;
     return file->node->data;
@@ -678,7 +678,7 @@ memory_now(const gd_env *env)
     return self(env)->clock++;
 }
 
-/* Nobody waits for a processor here. */
+/* No thread waits for a processor here. */
 static int64_t
 memory_any_ns(const gd_env *env)
 {
@@ -719,7 +719,7 @@ memory_release(const gd_env *env, void *memory)
 
 /* ---- the environment itself ---- */
 
-/* A call that is new in env.h would lead to nowhere. */
+/* A call that is new in env.h would be missing here. */
 _Static_assert(sizeof(gd_env) == 38 * sizeof(void (*)(void)),
                "memory_env_init fills the whole table");
 

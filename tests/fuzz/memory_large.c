@@ -31,9 +31,9 @@ __asan_default_options(void)
            "detect_stack_use_after_return=1";
 }
 
-/* Large blocks are kept for the next of the same size, also of a later run:
- * having them from the system would be most of a run's time.  The start of a
- * kept one is poisoned, so that its use is seen until it is lent again. */
+/* Large blocks are kept for the next of the same size, even of a later run:
+ * getting them from the system would be most of a run's time. The start of a
+ * kept one is poisoned, so that its use is detected until it is lent again. */
 enum { PAGE = 4096, KEPT = 32, POISONED = 4096 };
 
 static struct {

@@ -11,9 +11,9 @@
 enum { MEMORY_LARGE = 1 << 16 }; /* bytes, at least */
 
 void *memory_large_alloc(size_t size);
-/* Only pages that were touched cost anything. */
+/* Only touched pages cost time. */
 void memory_large_clear(uint8_t *block, size_t size);
-/* Of any size. */
+/* The block may have any size. */
 void memory_large_release(void *block);
 
 #endif

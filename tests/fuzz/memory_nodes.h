@@ -40,7 +40,7 @@ memory_node *new_node(memory_env *m, mode_t mode);
 
 void set_room(memory_node *node, size_t room);
 
-/* False if it would be too long. */
+/* Returns false if it would be too long. */
 bool set_length(memory_node *node, uint64_t length);
 
 #endif

@@ -18,7 +18,7 @@ remake_sector(uint8_t *sector, uint64_t seed)
     gd_put64(sector + CHECKED, gd_checksum(sector, CHECKED, seed));
 }
 
-/* Of the list of slots, if the segment has one. */
+/* Corrects the list of slots, if the segment has one. */
 static void
 remake_list(uint8_t *at, uint64_t stored, uint64_t seed)
 {
@@ -34,7 +34,7 @@ remake_list(uint8_t *at, uint64_t stored, uint64_t seed)
     gd_put32(at + 20, (uint32_t)XXH3_64bits_digest(&state));
 }
 
-/* The segment at offset, if it lies within the file. */
+/* Corrects the segment at offset, if it is within the file. */
 static void
 remake_segment(uint8_t *data, size_t length, uint64_t offset, uint64_t seed)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * remake.h - makes the checksums of spoiled files right again, so that a fuzzer
- * gets behind them: they find damage, they are no defence.
+ * remake.h - corrects the checksums of spoiled files, so that a fuzzer gets
+ * behind them: they detect damage, and are no defence.
  *
- * Each takes the file's bytes, of any length, and changes checksums only.
+ * Each function takes the file's bytes, of any length, and changes checksums
+ * only.
  */
 #ifndef REMAKE_H
 #define REMAKE_H
@@ -11,14 +12,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of a block group, or a file of spares/: header, records, the entries that are
- * not empty, and the segments that these name. */
+/* Corrects a block group, or a file of spares/: header, records, the entries
+ * that are not empty, and the segments that these name. */
 void remake_group(uint8_t *data, size_t length);
-/* Of a recipe: header page and extent pages, which get their numbers too. */
+/* Corrects a recipe: header page and extent pages, which get their numbers
+ * too. */
 void remake_recipe(uint8_t *data, size_t length);
 void remake_fence(uint8_t *data, size_t length);
 void remake_filter(uint8_t *data, size_t length);
-/* Whichever of these the file begins like. */
+/* Corrects the kind of file that the bytes begin like. */
 void remake_any(uint8_t *data, size_t length);
 
 #endif

@@ -60,7 +60,7 @@ repository_destroy(repository *r)
 gd_status
 repository_open(repository *r, bool filter)
 {
-    gd_error ignored; /* without a filter it goes on */
+    gd_error ignored; /* it works without a filter */
     gd_status s = gd_repo_open(r->env, REPOSITORY_PATH, &r->params, true,
                                &r->repo, &r->err);
     if (s != GD_OK) {
@@ -154,7 +154,7 @@ repository_fill(uint8_t *out, size_t length, size_t block, unsigned kinds,
         uint64_t kind = next_random(&seed) % kinds;
         memset(out + at, 0, here);
         for (size_t i = 0; choice > 0 && i < here; i += 8) {
-            /* Noise, or a few words over and over, which compress. */
+            /* The block is noise, or a few repeated words, which compress. */
             uint64_t word = choice < 5 ? next_random(&kind)
                                        : (i % 64) * 257 + kind * 65537 + 1;
             memcpy(out + at + i, &word, here - i < 8 ? here - i : 8);

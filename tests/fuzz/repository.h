@@ -21,24 +21,25 @@ typedef struct repository {
     gd_error err;
 } repository;
 
-/* Directories and lock files, and nothing open.  The parameters: blocks of 512,
- * groups of 64 slots, segments of 2 KiB, sha256 by hash, lz4, no threads. */
+/* Makes directories and lock files, and opens no handle. The parameters:
+ * blocks of 512, groups of 64 slots, segments of 2 KiB, sha256 by hash, lz4,
+ * no threads. */
 void repository_init(repository *r);
-/* The same files once more, in another environment. */
+/* Copies the files into another environment. */
 void repository_copy(repository *to, const repository *from);
-/* Ends the program if anything is left over. */
+/* Ends the program if any resource is left over. */
 void repository_destroy(repository *r);
 
 /* Opens a handle; the filter only if there is room for it. */
 gd_status repository_open(repository *r, bool filter);
 void repository_close(repository *r);
 
-/* begin, write in pieces, commit, end.  *linked, unless NULL: whether it may
- * exist now, whatever is returned. */
+/* Begins, writes in pieces, commits and ends. *linked, unless NULL: true if
+ * the image may exist now, whatever is returned. */
 gd_status repository_put(repository *r, const char *image_id,
                          const gd_scope *scope, const uint8_t *data,
                          size_t length, size_t piece, bool *linked);
-/* What a read may come to. */
+/* The results of a read. */
 typedef enum read_result {
     READ_EQUAL,   /* exactly these bytes */
     READ_ABSENT,  /* there is no such image */
@@ -48,7 +49,7 @@ typedef enum read_result {
 read_result repository_read(repository *r, const char *image_id,
                             const uint8_t *data, size_t length);
 
-/* Bytes of blocks that repeat, compress, are zeros, or none of it. */
+/* Fills in blocks that repeat, compress, are zeros, or none of these. */
 void repository_fill(uint8_t *out, size_t length, size_t block,
                      unsigned kinds, uint64_t seed);
 
