@@ -28,10 +28,10 @@ def targets():
 
 
 def read(target):
-    """The inputs of a target, by name."""
+    """Return the inputs of a target, by name."""
     path = CORPUS / (target + _ENDING)
     try:
-        # As a whole, or nobody compares the checksum at the end.
+        # Decompress as a whole, or the checksum at the end is not verified.
         content = lzma.decompress(path.read_bytes())
     except lzma.LZMAError as exc:
         raise ValueError(f'{path} is damaged ({exc}); restore it with git '

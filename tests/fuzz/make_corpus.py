@@ -70,7 +70,7 @@ def group_seeds(groups):
     for group in groups:
         # The target's group has this number.
         header = group[:12] + struct.pack('<I', 1) + with_id(group)[16:72]
-        # Of a segment with a list, nothing but all entries tells the slots.
+        # In a segment with a list, only all entries name the slots.
         for count, length in ((4, 600), (12, 2500), (SLOTS, 300)):
             yield (bytes([RIGHT]) + header
                    + group[512:544] + group[1024:1056] + bytes([count])
@@ -108,7 +108,7 @@ def segment_seeds(groups):
             seen.add((codec, stored // 256))
             yield b'\0' + group[offset:offset + 32 + stored]
     for slots in ((3,), (3, 7, 400, 499), (3, 7, 7), (7, 3), (3, 500)):
-        # With lists; their checksums are made right, or not.
+        # These have lists, with right or wrong checksums.
         packed = b''.join(b'block of slot %3d' % slot for slot in slots)
         behind = struct.pack(f'<{len(slots)}H', *slots) + packed
         for flags in (2, 6):
@@ -174,7 +174,7 @@ MAINTAIN, COPY, FILTER, REOPEN, SPACE, FAULT = 9, 11, 12, 13, 14, 15
 
 
 def writer_program(rng):
-    """What two processes might do, with few contents, so that they meet."""
+    """Return a random program of two processes with few contents."""
     contents = [bytes([20, rng.randrange(256), rng.randrange(10, 41), 0])
                 for _ in range(3)]
     program = bytearray([rng.choice([0, 0, 8, 2, 7]), 4, 0, 0])

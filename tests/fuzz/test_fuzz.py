@@ -65,7 +65,7 @@ def how_to_reproduce(target, artifacts):
 
 
 def run(target, program, directory, limit):
-    """Fuzzes for `limit` seconds; raises AssertionError with all to know."""
+    """Fuzz for `limit` seconds; raises AssertionError with all details."""
     found = directory / f'found-{target}'
     artifacts = ARTIFACTS / target
     found.mkdir()
@@ -131,7 +131,7 @@ def test_every_target_has_a_corpus():
 
 
 def test_damaged_archives_are_not_read(tmp_path, monkeypatch):
-    """A target would begin with fewer inputs, and nobody would notice."""
+    """A damaged archive is an error, and not a smaller corpus."""
     monkeypatch.setattr(corpus, 'CORPUS', tmp_path)
     corpus.write('one', {f'seed-{i}': bytes([i]) * 999 for i in range(20)})
     archive = tmp_path / 'one.tar.xz'

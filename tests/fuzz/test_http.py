@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Anything at all is sent to the daemon's HTTP.
+"""The daemon's HTTP gets random bytes.
 
-Right requests before it are still answered rightly and in their order; what
-comes then is answers, none of them "the daemon failed"; the connection ends,
-and nothing stays open.
+It still answers right requests before them rightly and in their order; later
+answers are valid, none of them "the daemon failed"; the connection ends, and
+no file stays open.
 
-Against a real process, over its Unix socket. Hypothesis prints what was sent.
+The tests use a real process, over its Unix socket. Hypothesis prints the bytes
+sent.
 """
 
 import os
@@ -24,7 +25,8 @@ from tests.support import repositories
 EXAMPLES = 250
 LONG_EXAMPLES = 10_000
 LONG_TIMEOUT = 1800  # seconds
-# Of any answer; 500 would be a fault of the daemon's, 503 of its being full.
+# The statuses of any answer; 500 would be a fault of the daemon's, 503 of its
+# being full.
 STATUSES = {100, 200, 202, 206, 304, 400, 403, 404, 405, 408, 409, 412, 413,
             415, 416, 417, 421, 431, 501, 505}
 
@@ -38,10 +40,10 @@ PATHS = ['/v1/images/image', '/v1/images/image/recipe',
          '/v1/images/%00']
 
 
-# -- what is sent -------------------------------------------------------------
+# -- requests -----------------------------------------------------------------
 
 def _right(first, length):
-    """A request, and what its answer must be."""
+    """Return a request, and its expected answer."""
     if first is None:
         return daemons.raw('GET', '/healthcheck'), (200, None)
     last = min(first + length, len(CONTENT)) - 1
@@ -135,7 +137,7 @@ def descriptors(daemon):
 
 
 def send_all(sock, data, cuts):
-    """In pieces, which the daemon may well receive apart."""
+    """Send in pieces, which the daemon may receive apart."""
     at = 0
     for cut in sorted({int(cut * len(data)) for cut in cuts} | {len(data)}):
         sock.sendall(data[at:cut])
@@ -143,14 +145,14 @@ def send_all(sock, data, cuts):
 
 
 def exchange(daemon, right, wild, cuts):
-    """Send the requests, then whatever; check what comes until the end."""
+    """Send right requests, then random bytes; check all answers."""
     data = b''.join(request for request, _ in right) + wild
     with daemon.connect() as sock, sock.makefile('rb') as stream:
         try:
             send_all(sock, data, cuts)
             sock.shutdown(socket.SHUT_WR)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it had heard enough
+            pass  # it has closed
         for _, (status, body) in right:
             answer = daemons.read_response(stream)
             assert answer is not None and answer.status == status
@@ -194,7 +196,7 @@ def test_anything(daemon, request):
 
 
 def test_connections_that_are_left_open(daemon):
-    """Whatever was sent on them, the daemon ends them."""
+    """The daemon ends idle connections after any bytes."""
     before = descriptors(daemon)
     left = []
     for data in (b'', b'G', b'GET / HTTP/1.1\r\n', b'\r\n' * 99, b'\x16\x03',

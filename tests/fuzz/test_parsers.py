@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Python parses by itself, given anything.
+"""Python's own parsers get random input.
 
-It gives the right thing, or the error that the caller is told to expect:
-``repository.json`` and ``key``; the answers of another host's daemon; payloads
-of RPC; arguments of the commands.
-tests/unit/driver/test_dedup_store_locations.py has locations. Hypothesis
-prints the example that failed, and how to run it again.
+They give the right result, or the documented error: ``repository.json`` and
+``key``; the answers of another host's daemon; payloads of RPC; arguments of
+the commands. tests/unit/driver/test_dedup_store_locations.py has locations.
+Hypothesis prints the example that failed, and how to run it again.
 """
 
 import contextlib
@@ -44,7 +43,8 @@ JSON = strategies.recursive(
     lambda inner: strategies.lists(inner, max_size=3)
     | strategies.dictionaries(strategies.text(max_size=5), inner, max_size=3),
     max_leaves=8)
-# Where, as a part of the whole; how many bytes go; what comes instead.
+# The place, as a part of the whole; the number of removed bytes; the new
+# bytes.
 CHANGES = strategies.lists(strategies.tuples(
     strategies.floats(0, 1), strategies.integers(0, 9),
     strategies.binary(max_size=9)), min_size=1, max_size=4)
@@ -79,7 +79,7 @@ def fresh(tmp_path_factory):
 
 
 def parse(content):
-    """The parameters, or the error that stands for a bad file."""
+    """Return the parameters, or None for a bad file."""
     try:
         return repo_parameters.Parameters.from_json(content, 'FILE')
     except (exceptions.DamagedError, exceptions.VersionError) as e:
@@ -101,7 +101,7 @@ def test_any_bytes_as_a_description(at_length, fresh):
 
 
 def test_any_values_in_a_description(at_length, fresh):
-    """The checksum is right: what else is wrong?"""
+    """A right checksum does not make wrong values acceptable."""
     good = json.loads((fresh / 'repository.json').read_bytes())
     del good['checksum']
 
@@ -148,7 +148,7 @@ BLOCK = 512
 
 @pytest.fixture(scope='module')
 def answers(tmp_path_factory):
-    """What a daemon says of an image, and the image."""
+    """Return a daemon's answers about an image, and the image."""
     path = repositories.create(tmp_path_factory.mktemp('peer') / 'repository',
                                block_size=BLOCK, group_slots=64)
     content = repositories.mixture(20_000, seed=5, unit=BLOCK)
@@ -188,8 +188,8 @@ def take_blocks(client, content, upload):
 
 @pytest.mark.parametrize('what', ['recipe', 'blocks'])
 def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
-    # Of frames each has a checksum: what passes is what was sent. Of a recipe
-    # only the shape is the client's to check.
+    # Each frame has a checksum: accepted bytes are those sent. The client can
+    # only check the shape of a recipe.
     content, upload, recipe, blocks = answers
     response = recipe if what == 'recipe' else blocks
     sent = []
@@ -225,11 +225,11 @@ def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
         check()
 
 
-# -- what another site sends --------------------------------------------------
+# -- bodies that another site sends -------------------------------------------
 
 @pytest.fixture
 def sites(tmp_path):
-    """Repositories: whose images are sent, and to which."""
+    """Repositories: the first one's images are sent to the second."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(repositories.open_repository(
             repositories.create(tmp_path / name, block_size=BLOCK,
@@ -239,13 +239,13 @@ def sites(tmp_path):
 
 @pytest.mark.parametrize('what', ['header', 'lot', 'frames'])
 def test_any_body_that_is_sent(at_length, sites, what):
-    """A refusal that says what is wrong; or the image, as it is."""
+    """A changed body is refused with a reason, or the image is complete."""
     home, away = sites
     content = repositories.mixture(20_000, seed=5, unit=BLOCK)
     repositories.put(home, 'image', content)
 
     def send(sending, changes):
-        """With one body changed; returns whether it was taken."""
+        """Send with one body changed."""
         header = sending.header.pack()
         if what == 'header':
             header = changed(header, changes)
@@ -262,8 +262,8 @@ def test_any_body_that_is_sent(at_length, sites, what):
                     replica.take(lot.offset, changed(body, changes)
                                  if what == 'frames' else body)
             replica.commit()
-        # What a description says can only be believed; its own blocks are
-        # what their fingerprints say.
+        # A description can only be trusted; its own blocks match their
+        # fingerprints.
         if what == 'frames':
             assert repositories.read_all(away, 'image') == content
         away.delete('image')
@@ -286,7 +286,7 @@ def test_any_body_that_is_sent(at_length, sites, what):
 # -- payloads of RPC ----------------------------------------------------------
 
 class Control:
-    """Answers whatever it is asked, if it is asked as it may be."""
+    """Accepts every request with valid arguments."""
 
     def status(self):
         return {'repository': {'id': 'r'}}
@@ -326,7 +326,7 @@ def test_any_payload_of_rpc(at_length):
     @hypothesis.given(strategies.sampled_from(methods),
                       strategies.dictionaries(names, JSON, max_size=4))
     def check(method, arguments):
-        # What the messaging library raises in the daemon's place.
+        # The messaging library raises this in the daemon's place.
         with contextlib.suppress(rpc.oslo_messaging.ExpectedException):
             result = getattr(endpoint, method)({}, **arguments)
             assert result['repository_id'] == 'r'
