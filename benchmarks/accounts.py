@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What keeping the accounts takes of the memory, by the size of an image.
+"""Measure the memory that keeping the accounts takes, by an image's size.
 
 Run it from a checkout in which the extension is built::
 
@@ -46,7 +46,7 @@ from glance_dedup.repository import image_repository
 BLOCK = 512
 SLOTS = 32768
 SMALL = 40000 * BLOCK       # an image that fills a group
-KEPT = 1000 * BLOCK         # what the large one has of it
+KEPT = 1000 * BLOCK         # the large one's part of it
 MERGED = 1000               # blocks
 
 STEPS = ('counting', 'un-counting', 'rebuilding', 'merging', 'evacuating',
@@ -54,7 +54,7 @@ STEPS = ('counting', 'un-counting', 'rebuilding', 'merging', 'evacuating',
 
 
 def noise(first: int, size: int) -> Iterator[bytes]:
-    """Blocks that are all different: so many bytes, then pieces of others."""
+    """Yield so many bytes of different blocks, then pieces of others."""
     rng = random.Random(1)
     yield rng.randbytes(first)
     for _ in range(size // MIB):
@@ -75,7 +75,7 @@ class Bench:
         self._repo = repo
         self._pace = pacing.Pace()
         self._held = cache_catalog.Held(repo)
-        # It grows with the catalog, which is small here.
+        # The reserve grows with the catalog, which is small here.
         reserve.RESERVE_BYTES = MIB
         self._maintainer = maintainer_role.Maintainer(repo)
 
@@ -136,7 +136,7 @@ class Bench:
             raise SystemExit(f'it was not evicted: {done}')
 
     def _limit(self) -> int:
-        # The least that there may be: the large image does not fit.
+        # The minimum: the large image does not fit.
         return BLOCK * SLOTS + reserve.RESERVE_BYTES
 
     def _account(self) -> None:
@@ -162,7 +162,7 @@ def probe(directory: str, what: str, *arguments: str) -> None:
 
 
 def growths(directory: str, mib: int) -> list[int]:
-    """Of all steps, for an image of this size."""
+    """Return the growths of all steps, for an image of this size."""
     image_repository.Repository.create(
         os.path.join(directory, 'repository'), block_size=BLOCK,
         group_slots=SLOTS)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What years of deleting and adding do to the reading of images.
+"""Measure the effect of years of deleting and adding on reading images.
 
 Run it from a checkout in which the extension is built::
 
@@ -58,7 +58,7 @@ ZEROS = bytes(BLOCK)
 # -- images -------------------------------------------------------------------
 
 def blocks_in_use(content: bytes) -> list[int]:
-    """Offsets of the blocks that are not zeros."""
+    """Return offsets of the blocks that are not zeros."""
     return [at for at in range(0, len(content), BLOCK)
             if content[at:at + BLOCK] != ZEROS]
 
@@ -82,7 +82,7 @@ def later_version(content: bytes, share: float, rng: random.Random
 
 
 class Collection:
-    """Which images there are, and of which content."""
+    """The images that exist, and the digests of their contents."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._rng = random.Random(args.seed)
@@ -93,7 +93,7 @@ class Collection:
         self.digests: dict[str, str] = {}
 
     def make(self, read) -> tuple[str, bytes | bytearray]:
-        """A new image, and its name.
+        """Return a new image, and its name.
 
         :param read: gives the content of one that is there
         """
@@ -122,7 +122,7 @@ class Collection:
 
 @dataclasses.dataclass
 class Figures:
-    """Of all images of a repository, in a round."""
+    """The figures of all images of a repository, in a round."""
 
     round: int
     fragments: float
@@ -215,7 +215,7 @@ class Aged:
             self._disk_bytes() / nonzero)
 
     def _cold(self, name: str) -> float:
-        """MB/s at which an image is read, none of it in the page cache."""
+        """Return MB/s of reading an image, none of it in the page cache."""
         disk.forget(self.path)
         with self._open() as repo:
             begin = time.perf_counter()
@@ -252,7 +252,7 @@ def show(way: Aged, found: Figures) -> None:
 
 
 def grow_old(ways: list[Aged], args) -> list[list[Figures]]:
-    """One list of figures for each way."""
+    """Return one list of figures for each way."""
     collection = Collection(args)
     found: list[list[Figures]] = [[] for _ in ways]
     for _ in range(args.images):

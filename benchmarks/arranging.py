@@ -47,7 +47,7 @@ Block = tuple[int, int]  # group and slot
 
 
 class Place(NamedTuple):
-    """Where a block's segment begins and ends, and the block's share of it."""
+    """The range of a block's segment, and the block's share of it."""
 
     start: int
     end: int
@@ -65,7 +65,7 @@ class Cost(NamedTuple):
 # -- a repository, in thought -------------------------------------------------
 
 class Layout:
-    """Images, as the blocks that they name, and where these lie."""
+    """Images, as the blocks that they name, and the blocks' places."""
 
     def __init__(self, images: dict[str, list[Block]],
                  places: dict[Block, Place], slots: int, size: int) -> None:
@@ -92,7 +92,7 @@ class Layout:
                        repo.parameters.block_size)
 
     def rearranged(self, order: Iterable[Block]) -> 'Layout':
-        """With these blocks in new groups, in this order."""
+        """Return the layout with these blocks in new groups, in this order."""
         group = max(group for group, _ in self.places) + 1
         slot = end = 0
         moved: dict[Block, Block] = {}
@@ -111,7 +111,7 @@ class Layout:
     # -- reading ----------------------------------------------------------
 
     def read(self, name: str, told: Callable | None = None) -> Cost:
-        """What reading an image from end to end takes.
+        """Return the cost of reading an image from end to end.
 
         :param told: of each request: its group, begin and end, and the bytes
             of it that are wanted
@@ -141,11 +141,11 @@ class Layout:
         return Cost(seeks, asked)
 
     def cost(self) -> Cost:
-        """Of reading all images, each by itself."""
+        """Return the cost of reading all images, each by itself."""
         return Cost(*map(sum, zip(*map(self.read, self.images))))
 
     def scattered(self, name: str, least: int) -> set[Block]:
-        """What an image reads in requests with fewer wanted bytes."""
+        """Return blocks that are read in requests with fewer wanted bytes."""
         small = collections.defaultdict(list)
 
         def note(group: int, start: int, end: int, wanted: int) -> None:
@@ -174,7 +174,7 @@ def _places(maintainer: maintainer_role.Maintainer, group: int
 
 def joined(stretches: list[tuple[int, int]]
            ) -> Iterable[tuple[int, int, int]]:
-    """Sorted stretches as they are asked for, with the bytes wanted."""
+    """Join sorted ranges as they are requested, with the bytes wanted."""
     begin, end = stretches[0]
     wanted, vain = end - begin, 0
     for start, stop in stretches[1:]:
@@ -199,7 +199,7 @@ def once(layout: Layout, names: Iterable[str],
 
 
 def users_of(layout: Layout) -> dict[Block, tuple[int, ...]]:
-    """By which images each block is named."""
+    """Return the images that name each block, by block."""
     users: dict[Block, list[int]] = collections.defaultdict(list)
     for i, blocks in enumerate(layout.images.values()):
         for block in set(blocks):
@@ -232,7 +232,7 @@ def show_line(what: str, moved: int, cost: Cost, args) -> None:
 
 
 def change(layout: Layout, now: Cost, name: str, least: int, args) -> float:
-    """Of the sum, if what an image finds scattered is put together."""
+    """Return the sum's change if an image's scattered blocks are joined."""
     order = once(layout, [name], layout.scattered(name, least))
     found = layout.rearranged(order).cost() if order else now
     return found.seconds(args) / now.seconds(args) - 1

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How soon servers are up that Nova starts from images: the deduplicating
-store beside Glance's file store.
+"""Compare Nova's starts from the deduplicating store and the file store.
 
 Run it from a checkout in which ``tools/cloud up`` has installed its services::
 
@@ -61,7 +60,7 @@ class Started(NamedTuple):
 
 def upload_images(connection: Any, args: argparse.Namespace
                   ) -> dict[str, list[str]]:
-    """By store, one for each server."""
+    """Upload an image for each server; return them by store."""
     images: dict[str, list[str]] = {store: [] for store in STORES}
     with tempfile.TemporaryDirectory(dir=args.dir) as directory:
         path = os.path.join(directory, 'image')
@@ -79,10 +78,9 @@ def upload_images(connection: Any, args: argparse.Namespace
 
 def start_one(compute: nova.Compute, connection: Any, image: str
               ) -> tuple[str, float]:
-    """The server, and the seconds until it was up.
+    """Start a server; return it, and the seconds until it was up.
 
-    Its console is a file, which is looked at instead of asking Nova all the
-    time.
+    Its console is a file, which is read instead of frequent requests to Nova.
     """
     began = time.perf_counter()
     server = boot.create(connection, image, 'benchmark',

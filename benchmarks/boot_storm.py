@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a compute host's cache saves where the link is slow: bytes over the
-wire, and the time until servers are up.
+"""Measure bytes and seconds that a host's cache saves over a slow link.
 
 Run it as root from a checkout in which ``tools/cloud up`` has installed its
 services::
@@ -70,7 +69,7 @@ POLL = 0.05
 
 
 class Taken(NamedTuple):
-    """What a case took."""
+    """The cost of a case."""
 
     seconds: float  #: until all of its servers were up
     wire: int       #: bytes that came over the links of its hosts
@@ -78,7 +77,7 @@ class Taken(NamedTuple):
 
 
 class Figures:
-    """By part, link, case and way, one for each round."""
+    """Figures by part, link, case and way, one for each round."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int | None, str],
@@ -138,7 +137,7 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
 # -- hosts --------------------------------------------------------------------
 
 class Hosts:
-    """Those of one way.
+    """The hosts of one way.
 
     :param way: of `WAYS`
     """
@@ -159,7 +158,7 @@ class Hosts:
             host.limit(mbit)
 
     def forget(self, trusted: bool = False) -> None:
-        """Nothing is cached any more."""
+        """Empty all caches."""
         self._linked.close()
         for compute in self.computes:
             compute.forget_images()
@@ -223,7 +222,7 @@ class Bare:
         self._place = pathlib.Path(directory)
 
     def copied(self, url: str, token: str, image: str) -> float:
-        """Download the image, and start; the seconds until it is up."""
+        """Download the image, and start; return the seconds until it is up."""
         began = time.perf_counter()
         copy = self._place / 'copy'
         self._run('curl', '--silent', '--fail', '--output', copy, '--header',
@@ -233,7 +232,7 @@ class Bare:
         return time.perf_counter() - began
 
     def exported(self, socket: pathlib.Path, image: str) -> float:
-        """Start over NBD at once; the seconds until it is up."""
+        """Start over NBD at once; return the seconds until it is up."""
         began = time.perf_counter()
         self._start(f'nbd+unix:///{image}?socket={socket}')
         return time.perf_counter() - began
@@ -337,7 +336,7 @@ class Benchmark:
             for way in ('plain', 'cache', 'NBD'):
                 hosts = self._hosts.get(way) or self._hosts['cache']
                 hosts.limit(link)
-                # Nobody has a token over NBD.
+                # No client has a token over NBD.
                 hosts.forget(trusted=True)
                 bare = Bare(hosts.computes[0].host, directory)
                 cache = next(iter(hosts.caches), self._cloud.glance)

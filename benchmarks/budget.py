@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the fingerprint filter's budget buys.
+"""Measure the effect of the fingerprint filter's budget.
 
 Run it from a checkout in which the extension is built::
 
@@ -41,7 +41,7 @@ BLOCK = 4096
 
 def open_repository(path: str, directory: str,
                     budget: int) -> image_repository.Repository:
-    """With a budget that is smaller than the option may be."""
+    """Open a repository with a budget below the option's minimum."""
     repo = image_repository.Repository(path, codec='lz4', filter_dir=directory)
     repo._filter_bytes = budget
     return repo
@@ -62,7 +62,7 @@ def store(path: str, directory: str, budget: int,
 
 
 def blocks_named(repo: image_repository.Repository) -> int:
-    """Distinct blocks that recipes name."""
+    """Return the number of distinct blocks that recipes name."""
     named: dict[int, bytearray] = {}
     for image_id in repo.images():
         with repo.open_image(image_id) as image:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What ``repository check`` takes of the memory, by what a store holds.
+"""Measure the memory that ``repository check`` takes, by a store's contents.
 
 Run it from a checkout in which the extension is built::
 
@@ -34,7 +34,7 @@ from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 
 BLOCK = 512
-BLOCKS = 1 << 16            # that the image in pieces is made of
+BLOCKS = 1 << 16            # of the image in pieces
 PIECE = MIB // BLOCK        # blocks that are written at once
 
 

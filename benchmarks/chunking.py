@@ -80,13 +80,13 @@ def nonzero(data: bytes) -> int:
 
 
 def twins(data: bytes) -> dict[str, bytes]:
-    """As if partitioned long ago; and something put in."""
+    """Return twins: partitioned at sector 63, and with bytes put in."""
     return {'sector 63': data[:SECTOR] + data[SECTOR * (1 + 2048 - 63):],
             '100 bytes put in': data[:MIB] + bytes(range(100)) + data[MIB:]}
 
 
 def lengths(image: openimages.Image) -> list[int]:
-    """Those of an image's blocks."""
+    """Return the lengths of an image's blocks."""
     found: list[int] = []
     page = 0
     while text := image.describe(page):
@@ -102,7 +102,7 @@ def lengths(image: openimages.Image) -> list[int]:
 
 
 def share_below(found: list[int], shares: tuple[float, ...]) -> list[int]:
-    """The lengths below which these shares of the bytes are."""
+    """Return the lengths below which these shares of the bytes are."""
     wanted = [share * sum(found) for share in shares]
     below, result = 0, []
     for length in found:

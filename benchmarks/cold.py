@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What cold groups cost: requests and bytes, and how fast they come and go.
+"""Measure the cost of cold groups: requests, bytes, and rates.
 
 Run it from a checkout in which the extension is built::
 
@@ -74,7 +74,7 @@ class Bench:
 
     def read(self) -> object_store.Counts:
         """Read the image; return the requests to the object store for it."""
-        # Another handle, which has nothing in its memory.
+        # Another handle has nothing cached.
         with image_repository.Repository(
                 self.repo.path, filter_dir=self._directory) as repo:
             with repo.open_image('image') as image:
@@ -153,7 +153,7 @@ def row(name: str, mib: float, wall: float,
 
 
 def measure(bench: Bench) -> dict[str, float]:
-    """Print the table; counts per MiB that was stored or read."""
+    """Print the table; return counts per MiB that was stored or read."""
     print(f'{"":40}{"MiB":>9}{"seconds":>9}{"MiB/s":>9}{"PUT":>8}{"GET":>8}'
           f'{"others":>8}')
     spent = common.timed(bench.store)
@@ -192,7 +192,7 @@ def measure(bench: Bench) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """What an object store bills; None: not known, or nothing."""
+    """The prices of an object store; None: not known, or nothing."""
 
     gib_month: float | None
     per_1000_puts: float | None
@@ -202,7 +202,7 @@ class Prices:
 
 def bill(per_mib: dict[str, float], prices: Prices, tib: float,
          downloads: float, runs: float) -> None:
-    """Print what a month has, and what it costs at the prices."""
+    """Print a month's amounts, and their costs at the prices."""
     stored = tib * TIB_OF_MIB
     out = downloads * per_mib['received'] * stored
     lines = [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reading images whose groups are in an object store that is some way off.
+"""Measure reads of images whose groups are in a distant object store.
 
 Run it from a checkout::
 
@@ -41,7 +41,7 @@ from tests.support import objects
 SLOTS = 4096
 WAYS = ('download', 'boot')
 
-#: What is measured, with a daemon.
+#: The measured way to read, with a daemon.
 Way = Callable[[daemons.Daemon, str], None]
 
 
@@ -85,7 +85,7 @@ class Bench:
         with daemons.Daemon(self.repository.path, filter_mib=1) as daemon:
             daemon.write_config(nbd_socket=daemon.directory / 'nbd')
             daemon.start()
-            # It also loads the object store's library.
+            # The daemon also loads the object store's library.
             daemon.wait_for_catalog()
             start = time.perf_counter()
             way(daemon, image_id)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the benchmarks share.
+"""Functions that the benchmarks share.
 
 Importing it lets a benchmark that is run from a checkout find the packages
 beside it.
@@ -134,7 +134,7 @@ def new_repository(directory: str, name: str = 'repository', warm: int = 0,
 
 
 def remove_filters(directory: str) -> None:
-    """Those of repositories that are gone."""
+    """Remove the filters of repositories that are gone."""
     for name in os.listdir(directory):
         if name.endswith('.filter'):
             os.unlink(os.path.join(directory, name))
@@ -222,10 +222,10 @@ def exact_unique(paths: list[str], seen: set[bytes] | None = None
 
 
 def by_distribution(paths: list[str]) -> list[tuple[str, str]]:
-    """Distributions and images, those of a distribution together.
+    """Return distributions and images, those of a distribution together.
 
-    A distribution is what an image's directory is called, or, where all are in
-    one directory, what the image's name has before its first dash.
+    A distribution is the name of an image's directory, or, if all are in one
+    directory, the part of the image's name before its first dash.
     """
     directories = [os.path.basename(os.path.dirname(os.path.abspath(path)))
                    for path in paths]
@@ -240,7 +240,7 @@ def by_distribution(paths: list[str]) -> list[tuple[str, str]]:
 # -- time ---------------------------------------------------------------------
 
 class Spent(NamedTuple):
-    """What a call took: seconds, and what it returned."""
+    """The cost of a call: seconds, and its result."""
 
     wall: float
     #: of processor time, of this process and of the children it waited for
@@ -257,7 +257,7 @@ def _own_seconds() -> float:
 
 
 def _kernel_ticks() -> dict[str, int]:
-    """What each thread that writes back has used, of any process's data."""
+    """Return the ticks of each thread that writes back, for any process."""
     ticks = {}
     for pid in filter(str.isdigit, os.listdir('/proc')):
         with contextlib.suppress(OSError):
@@ -269,7 +269,7 @@ def _kernel_ticks() -> dict[str, int]:
 
 
 def _kernel_seconds(before: dict[str, int]) -> float:
-    """What they used since; those that have ended are not known any more."""
+    """Return the seconds used since; threads that have ended are missing."""
     ticks = sum(now - before.get(pid, 0)
                 for pid, now in _kernel_ticks().items())
     return ticks / os.sysconf('SC_CLK_TCK')
@@ -288,9 +288,9 @@ def warm_pages(size: int, directory: str) -> None:
     """Have the machine use so many bytes of its free memory.
 
     The first touch of a page is slow on a virtual machine, up to 3 s/GiB: its
-    host has to give it, and takes it back some seconds after it was freed.
-    What is measured next would pay for it, and not what is measured after
-    that.  So a file is written, and deleted, until that gets no faster.
+    host has to give it, and takes it back some seconds after it was freed. The
+    next measurement would include that, and later ones would not. So a file is
+    written, and deleted, until that gets no faster.
     """
     path = os.path.join(directory, 'warm-pages')
     piece = os.urandom(MIB)
@@ -360,9 +360,9 @@ def forget_peak(pid: int | str = 'self') -> None:
 
 
 class Peak:
-    """The most memory that a process has of its own, while this is open.
+    """The maximum of a process's own memory, while this is open.
 
-    Looked at all the time.  Pages of files that are mapped, as LevelDB does
+    It is sampled all the time. Pages of files that are mapped, as LevelDB does
     with its tables, are not among them: the system takes them back at will.
     """
 
@@ -400,7 +400,7 @@ class Table:
 
     def add(self, name: str, size: int, spent: Spent,
             of: str | None = None) -> None:
-        """Add the rate at which so many bytes were dealt with."""
+        """Add the rate at which so many bytes were handled."""
         self.figure(name, size / spent.wall / 1e6, of=of)
         self.cpu.setdefault(name, []).append(spent.cpu / (size / GIB))
         self.kernel.setdefault(name, []).append(spent.kernel / (size / GIB))
@@ -415,7 +415,7 @@ class Table:
     def compare(self, name: str, of: str, count: int = 1) -> None:
         """Relate the last figure to the mean of the reference's last ones.
 
-        Not to 0: what takes less than a tick of the clock has no time.
+        A reference of 0, less than a tick of the clock, is left out.
         """
         reference = statistics.mean(self.figures[of][-count:])
         if reference:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What it takes to compute the catalog's counts, by one process and several.
+"""Measure computing the catalog's counts, by one process and by several.
 
 Run it from a checkout in which the extension is built::
 
@@ -39,7 +39,7 @@ BASES = 8
 
 
 class Step(NamedTuple):
-    """What is measured: a row of the table."""
+    """A measured step: a row of the table."""
 
     name: str
     rebuilds: bool

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the daemon and the maintainer do per second, beside what they replace.
+"""Measure the daemon and the maintainer beside plain programs.
 
 Run it from a checkout in which the extension is built::
 
@@ -49,7 +49,7 @@ READERS = 8
 
 
 def bytes_read():
-    """Bytes that came from any disk so far."""
+    """Return the bytes that came from any disk so far."""
     total = 0
     with open('/proc/vmstat') as f:
         for line in f:
@@ -59,7 +59,7 @@ def bytes_read():
 
 
 def similar_images(directory, size, count):
-    """Files that share 7/8 of their blocks, in runs of 64 KiB."""
+    """Make files that share 7/8 of their blocks, in runs of 64 KiB."""
     rng = random.Random(1)
     run = 65536
     base = [rng.randbytes(run // 2) * 2 for _ in range(size // run)]
@@ -124,7 +124,7 @@ def reading(table, directory, repo, address, plain, cold):
 # -- maintenance --------------------------------------------------------------
 
 def store_twice(repo, data):
-    """Two images at the same time, which cannot find each other's blocks."""
+    """Store two images at once, which cannot find each other's blocks."""
     view = memoryview(data)
     with repo.begin('one') as one, repo.begin('two') as two:
         for i in range(0, len(view), PIECE):
@@ -171,7 +171,7 @@ def bytes_on_disk(path):
 
 
 def beside_upload(table, directory, size):
-    """An upload's rate alone, and while maintenance goes on."""
+    """Measure an upload's rate alone, and beside maintenance."""
     with common.new_repository(directory, 'shared') as repo:
         common.store(repo, 'first', os.urandom(size))
         table.add('upload alone', size,

@@ -31,7 +31,7 @@ class Sharer:
         self.shared = 0
 
     def add(self, fd: int, path: str) -> None:
-        """Share what a file has with the files before it, and with itself."""
+        """Share a file's blocks with those of earlier files, and its own."""
         run = None
         for offset, piece in images.pieces(path):
             for i in range(0, len(piece) - BLOCK + 1, BLOCK):
@@ -42,7 +42,7 @@ class Sharer:
         self.share(run)
 
     def extended(self, run, found, fd, offset):
-        """The run of blocks to be shared, a block later."""
+        """Return the run of blocks to be shared, a block later."""
         source, start = found
         if run is not None:
             a, b, c, length = run

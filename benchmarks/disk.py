@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a disk with a head has to do, which an SSD hides.
+"""Measure the work of a disk with a head, which an SSD hides.
 
 Run it from a checkout in which the extension is built::
 
@@ -74,7 +74,7 @@ print(json.dumps([wall, {k: after[k] - before[k] for k in after
 
 
 class Done(NamedTuple):
-    """What was asked of a disk, and the seconds that it took here."""
+    """The requests to a disk, and the seconds that they took here."""
 
     reads: float
     seeks: float
@@ -88,7 +88,7 @@ class Done(NamedTuple):
 # -- images -------------------------------------------------------------------
 
 def stretches(path: str) -> list[tuple[int, int]]:
-    """Where a sparse file has data: offsets and ends."""
+    """Return the ranges of a sparse file's data: offsets and ends."""
     found, end = [], 0
     with open(path, 'rb') as f:
         size = os.fstat(f.fileno()).st_size
@@ -106,8 +106,8 @@ def make_version(source: str, target: str, changed: float,
                  rng: random.Random) -> None:
     """Copy an image, and change a share of its blocks in place.
 
-    They get what is elsewhere in it, marked, so that it is new but compresses
-    as well.
+    They get other parts of the image, marked, so that they are new but
+    compress as well.
     """
     subprocess.run(['cp', '--sparse=always', source, target], check=True)
     data = stretches(source)
@@ -129,7 +129,7 @@ def make_version(source: str, target: str, changed: float,
 
 def with_versions(sources: list[str], versions: int, changed: float,
                   directory: str) -> list[str]:
-    """Images, and behind them the later versions of each."""
+    """Return the images, and behind them the later versions of each."""
     rng = random.Random(2)
     images = list(sources)
     for version in range(1, versions):
@@ -182,7 +182,7 @@ def read_plain(path: str, ranges=None) -> None:
 
 
 def plain(path: str, ranges=None) -> Done:
-    """The same of the file itself: one seek, and its allocated bytes."""
+    """Measure the same of the file itself: one seek, and its bytes."""
     wall = common.timed(read_plain, path, ranges).wall
     if ranges is None:
         return Done(1, 1, os.stat(path).st_blocks * 512, wall)
@@ -219,7 +219,7 @@ def show(name: str, found: list[Done], files: list[Done] | None, args,
 
 
 class Found:
-    """What was found of each image: of its storing, of its reading."""
+    """The requests for each image: for storing, and for reading."""
 
     def __init__(self) -> None:
         self.look_ups: list[Done] = []

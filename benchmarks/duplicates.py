@@ -53,7 +53,7 @@ print(json.dumps([*spent[:3], counts['hits'], counts['cold_loads']]))
 
 
 def on(cpus, command):
-    """Runs a program on so many processors; what it prints."""
+    """Run a program on so many processors; return its output."""
     chosen = sorted(os.sched_getaffinity(0))[:cpus]
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, timeout=LIMIT, text=True,
@@ -64,7 +64,7 @@ def on(cpus, command):
 
 
 def put(directory, path, source, cpus, *image_ids):
-    """Stores the source in a process of its own; what the last time took."""
+    """Store the source in a process of its own; return the last cost."""
     wall, cpu, kernel, hits, loads = json.loads(on(cpus, [
         sys.executable, '-c', STORE, path, directory, source, *image_ids]))
     return common.Spent(wall, cpu, kernel), hits, loads

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the engine does per second and per GiB, beside what the machine can.
+"""Measure the engine's speed, beside the machine's limits.
 
 Run it from a checkout in which the extension is built::
 
@@ -45,7 +45,7 @@ from common import timed
 
 
 def hash_all_cores(data):
-    """The digest of each MiB, on as many threads as there are processors."""
+    """Compute the digest of each MiB, on a thread for each processor."""
     pieces = [memoryview(data)[i:i + MIB] for i in range(0, len(data), MIB)]
     with concurrent.futures.ThreadPoolExecutor(
             len(os.sched_getaffinity(0))) as pool:
@@ -70,7 +70,7 @@ def copy_and_sync(source, target):
 
 
 def one_round(table, directory, data, source):
-    """All measurements once, in a repository of its own."""
+    """Take all measurements once, in a repository of its own."""
     size = len(data)
     target = os.path.join(directory, 'copy')
     with common.new_repository(directory) as repo:
@@ -123,7 +123,7 @@ print(json.dumps([stored - before, peak() - before]))
 
 
 def peak_memory(directory, source):
-    """Growth of a fresh process's peak memory by storing, then reading."""
+    """Return a fresh process's peak growth by storing, then by reading."""
     path = os.path.join(directory, 'memory')
     env = {**os.environ,
            'PYTHONPATH': os.path.join(common.TOP, 'benchmarks')}

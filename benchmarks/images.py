@@ -41,7 +41,7 @@ KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 LIMIT = 1500  #: seconds for any command
 BLOCK = 4096
 SECTOR = 512
-#: Where tools/build_images has the partition, and the old place of the twin's.
+#: The place of the partition by tools/build_images, and that of the twin.
 START = 2048
 OLD_START = 63
 
@@ -60,7 +60,7 @@ ROLES = {
     'mail': (2048, ['dovecot-imapd', 'exim4-daemon-light', 'spamassassin']),
     'containers': (2048, ['docker.io', 'podman']),
 }
-#: What a server of a role gets when it has become older: once, and again.
+#: Packages that a server of a role gets when it is older: once, and again.
 LATER = {
     'web': (['git', 'htop', 'python3-requests'],
             ['default-jre-headless', 'strace']),
@@ -127,7 +127,7 @@ ALL = SMALL + (
 # -- packages -----------------------------------------------------------------
 
 def apt_sources() -> dict[str, str]:
-    """By a part of a source's name ('', 'security'): its address, of apt."""
+    """Return the addresses of apt's sources, by a part of their names."""
     listed = subprocess.run(
         ['apt-get', 'indextargets', '--format', '$(REPO_URI) $(RELEASE)',
          'Identifier: Packages', 'Origin: Debian'],
@@ -144,7 +144,7 @@ def apt_sources() -> dict[str, str]:
 
 def write_sources(found: dict[str, str], release: str, later: bool,
                   path: str) -> None:
-    """The sources of a release as it came out, or of what followed, too."""
+    """Write the sources of a release, with or without later updates."""
     suites = [('', release)]
     if later and release != 'sid':
         suites += [(part, f'{release}-{part}')
@@ -157,7 +157,7 @@ def write_sources(found: dict[str, str], release: str, later: bool,
 # -- disks --------------------------------------------------------------------
 
 def pieces(path: str) -> Iterator[tuple[int, bytes]]:
-    """The parts of a sparse file that are not holes: offset and bytes."""
+    """Yield a sparse file's parts that are not holes: offset and bytes."""
     with open(path, 'rb') as f:
         fd, end = f.fileno(), 0
         size = os.fstat(fd).st_size
@@ -173,7 +173,7 @@ def pieces(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def not_zeros(path: str) -> int:
-    """Bytes in blocks that are not all zeros."""
+    """Return the bytes in blocks that are not all zeros."""
     zeros = bytes(BLOCK)
     return sum(len(block) for _, piece in pieces(path)
                for block in (piece[i:i + BLOCK]
@@ -202,7 +202,7 @@ def move_partition(source: str, skip: int, target: str, start: int) -> None:
 
 
 class Builder:
-    """Builds images in ``directory/work``, from where they get their names."""
+    """Builds images in ``directory/work``, and then names them."""
 
     def __init__(self, directory: str, sources: dict[str, str]):
         self.directory, self.sources = directory, sources
@@ -293,7 +293,10 @@ def virtual_size(path: str) -> int:
 
 
 def build_all(builder: Builder, images: tuple[Image, ...], jobs: int) -> int:
-    """Build images, a few at a time, each after its source; those failed."""
+    """Build images, a few at a time, each after its source.
+
+    Returns the number of failed ones.
+    """
     failed = 0
     waiting, running = list(images), {}
     with futures.ThreadPoolExecutor(jobs) as pool:
@@ -304,7 +307,7 @@ def build_all(builder: Builder, images: tuple[Image, ...], jobs: int) -> int:
                 waiting.remove(image)
                 running[pool.submit(builder.build, image)] = image
             if not running:
-                break  # what these are made from has failed
+                break  # their source has failed
             for future in futures.wait(
                     running, return_when=futures.FIRST_COMPLETED).done:
                 image = running.pop(future)

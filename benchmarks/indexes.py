@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What each index costs: the filter, and the metadata backends in its place.
+"""Measure the cost of each index: the filter, and the metadata backends.
 
 Run it from a checkout in which the extension is built; the libraries of LMDB
 and LevelDB are needed::
@@ -78,7 +78,7 @@ class Subject:
         self.figures.setdefault(name, []).append(figure)
 
     def find(self, kind: str) -> None:
-        """One look-up; nanoseconds of processor time for each block."""
+        """Look up once; note nanoseconds of processor time for each block."""
         if kind == 'new':
             found = os.urandom(32 * IMAGE)
         else:
@@ -95,7 +95,7 @@ class Subject:
             self.note(kind, (time.process_time() - start) / count * 1e9)
 
     def write(self, writes: int, duplicates: bool) -> None:
-        """Blocks to a new volume; microseconds of its checkpoint for each."""
+        """Write blocks to a new volume; note its checkpoint's time."""
         name = 'found' if duplicates else 'stored'
         openvolumes.create(self.repo, 'disk', VOLUME)
         with openvolumes.open_volume(self.repo, 'disk') as volume:

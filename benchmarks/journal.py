@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a sync of a file costs the disk, after each of many short writes.
+"""Measure the cost of a file's sync for the disk, after short writes.
 
 Run it from a checkout in which the extension is built::
 
@@ -42,7 +42,7 @@ HEAD = 4096
 
 
 class Cost(NamedTuple):
-    """What the disk got; of one write, if divided."""
+    """The disk's work; for one write, if divided."""
 
     writes: float
     flushes: float
@@ -50,14 +50,14 @@ class Cost(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Of one write, and how many there were in a second."""
+    """The cost of one write, and the number of writes in a second."""
 
     cost: Cost
     rate: float
 
 
 def disk_got(directory: str) -> Cost:
-    """What the disk below a directory got so far."""
+    """Return the work of the disk below a directory so far."""
     device = os.stat(directory).st_dev
     wanted = [str(os.major(device)), str(os.minor(device))]
     with open('/proc/diskstats') as f:

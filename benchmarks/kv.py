@@ -38,7 +38,7 @@ LIMIT = 24 * 3600
 
 
 class Run(NamedTuple):
-    """What kv.c printed, and the store's bytes on the disk."""
+    """The output of kv.c, and the store's bytes on the disk."""
 
     put: float
     hit: float

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a look-up costs, from a million stored blocks to a hundred million.
+"""Measure the cost of a look-up, from a million blocks to a hundred million.
 
 Run it from a checkout in which the extension is built::
 
@@ -56,7 +56,7 @@ def budget_of(mib, blocks):
 
 
 def chosen(kind, blocks):
-    """Fingerprints to look up."""
+    """Return fingerprints to look up."""
     if kind == 'new':
         return os.urandom(32 * NEW)
     if kind == 'image':
@@ -79,7 +79,7 @@ class Subject:
         self.found = {kind: [] for kind in KINDS}
 
     def measure(self, kind):
-        """One look-up."""
+        """Look up once, and note the figures."""
         fingerprints = chosen(kind, self.blocks)
         count = len(fingerprints) // 32
         lengths = (4096).to_bytes(4, 'little') * count

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What small operations cost in repositories with many images.
+"""Measure small operations in repositories with many images.
 
 Run it from a checkout in which the extension is built and the program
 installed; gcc and the engine's libraries are needed::
@@ -63,7 +63,7 @@ START = {
 
 
 def command(line: str, *options: str) -> list[str]:
-    """How a process runs a line of glance-dedup."""
+    """Return the words that run a line of glance-dedup."""
     return [sys.executable, *options, '-m', 'glance_dedup.cli.entry',
             *line.split()]
 
@@ -88,7 +88,7 @@ def spent(arguments: list[str], directory: str) -> tuple[float, float]:
 
 
 def modules(line: str, directory: str) -> int:
-    """How many modules a process imports for a line."""
+    """Return the number of modules that a process imports for a line."""
     program = ('import atexit, sys; atexit.register(lambda: print('
                'len(sys.modules), file=sys.stderr)); '
                'from glance_dedup.cli import entry; '
@@ -107,7 +107,7 @@ def repository(images: int, place: str, program: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(dir=place) as directory:
         synthetic.make(f'{directory}/repository', images, images=images,
                        data=True, program=program)
-        # The second finds nothing to do: it is what the others begin with.
+        # The second finds no work: the others start from that state.
         for _ in range(2):
             spent(command('task collect'), directory)
         yield directory
@@ -130,7 +130,7 @@ def measured(images: int, rounds: int, place: str, program: str
 
 
 def starts(rounds: int, place: str, program: str) -> None:
-    """Print what starting costs."""
+    """Print the cost of starting."""
     with repository(100, place, program) as directory:
         lines = {name: lines[0] for name, lines in {
             **START, **SINGLE, **WHOLE}.items() if '{' not in lines[0]}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the store's processes take of the memory.
+"""Measure the memory that the store's processes take.
 
 Run it from a checkout in which the extension is built::
 

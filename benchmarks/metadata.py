@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a repository's metadata takes, by kind.
+"""Measure the bytes of a repository's metadata, by kind.
 
 Run it from a checkout in which the extension is built::
 
@@ -34,14 +34,14 @@ FIELDS = {'fingerprints': 32, 'checksums of blocks': 8, 'places': 12,
           'checksums of entries': 4}
 EXTENT, EXTENTS_AT = 40, 112
 EMPTY = 0
-#: These parts of ``space`` are looked into.
+#: The parts of ``space`` with details.
 DETAILED = ('fingerprint stores', 'recipes', 'exact index')
 
 Bytes = collections.Counter[str]
 
 
 def stores(engine: _engine.Maintenance) -> tuple[Bytes, int]:
-    """Of all groups: bytes of their stores, by use; and their live blocks."""
+    """Return bytes of all groups' tables, by use, and their live blocks."""
     found: Bytes = collections.Counter()
     live = 0
     for number in engine.groups():
@@ -63,7 +63,7 @@ def stores(engine: _engine.Maintenance) -> tuple[Bytes, int]:
 
 
 def recipes(path: pathlib.Path) -> tuple[Bytes, int]:
-    """Bytes of all recipes, by use; and how many extents they have."""
+    """Return bytes of all recipes, by use, and the number of extents."""
     found: Bytes = collections.Counter()
     extents = 0
     for file in (path / 'images').iterdir():

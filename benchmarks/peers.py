@@ -53,7 +53,7 @@ RESTIC = 'restic'
 
 
 class Failed(Exception):
-    """A command failed, or gave other bytes; the message says which."""
+    """A failed command, or wrong bytes; the message names it."""
 
 
 class Spent(NamedTuple):
@@ -68,7 +68,7 @@ class Spent(NamedTuple):
 
 NOTHING = Spent(0, 0, 0)
 
-#: What is done with a stream, by its descriptor.
+#: A function that reads a stream, by its descriptor.
 Reader = Callable[[int], None]
 
 
@@ -76,7 +76,7 @@ Reader = Callable[[int], None]
 
 def run(*command: str, cwd: str | None = None, reader: Reader | None = None,
         **environ: str) -> Spent:
-    """Run a command, and whatever it starts, to its end or the limit.
+    """Run a command, with its children, to its end or the limit.
 
     :param reader: of its standard output
     """
@@ -113,7 +113,7 @@ def run(*command: str, cwd: str | None = None, reader: Reader | None = None,
 
 
 def output(*command: str, **environ: str) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     found = bytearray()
 
     def read(fd: int) -> None:
@@ -130,7 +130,7 @@ def discard(fd: int) -> None:
 
 
 def compare_with(path: str) -> Reader:
-    """A reader that wants the bytes of a file."""
+    """Return a reader that requires the bytes of a file."""
     def compare(fd: int) -> None:
         with open(path, 'rb') as f:
             while piece := os.read(fd, common.MIB):
@@ -142,7 +142,7 @@ def compare_with(path: str) -> Reader:
 
 
 def allocated(directory: str) -> int:
-    """Bytes that a directory and all in it take on the disk."""
+    """Return the bytes that a directory and its files take on the disk."""
     run('sync', '-f', directory)
     found = {}
     for where, _, names in os.walk(directory):
@@ -155,9 +155,9 @@ def allocated(directory: str) -> int:
 # -- peers --------------------------------------------------------------------
 
 class Peer:
-    """Something that stores images; one is used from :meth:`prepare` on.
+    """A program that stores images; one is used from :meth:`prepare` on.
 
-    An image is told by a path, and known by a name from then on.
+    An image is given by a path, and has a name from then on.
     """
 
     title: str
@@ -195,7 +195,7 @@ class Peer:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Leave nothing but the directory."""
+        """Remove everything but the directory."""
 
 
 class Ours(Peer):
@@ -342,7 +342,7 @@ class Restic(Peer):
 
 
 class Casync(Peer):
-    """Its streams are files: it writes to nothing else."""
+    """casync only writes to files, so its streams are files."""
 
     title = 'casync, to a file'
     needs = ('casync',)
@@ -375,7 +375,7 @@ class Casync(Peer):
 
 
 class Squashfs(Peer):
-    """Written once and as a whole: deleted files stay in it."""
+    """squashfs writes its file once, as a whole: deleted files stay in it."""
 
     title = 'squashfs, zstd'
     needs = ('mksquashfs', 'unsquashfs')
@@ -448,7 +448,7 @@ class Xfs(Mounted):
     title = 'XFS, FIDEDUPERANGE by 4 KiB'
     needs = ('mkfs.xfs',)
     make = ('mkfs.xfs', '-q')
-    # What is allocated ahead of a copy stays in its holes, else.
+    # Otherwise space allocated ahead of a copy stays in its holes.
     mount = 'loop,allocsize=4096'
 
     def maintain(self):
@@ -477,7 +477,7 @@ PEERS: dict[str, type[Peer]] = {
 # -- measuring ----------------------------------------------------------------
 
 class Row(NamedTuple):
-    """What was found of a peer; None: it has no such thing."""
+    """The results of a peer; None: it has no such operation."""
 
     title: str
     failed: str = ''
@@ -496,7 +496,7 @@ class Row(NamedTuple):
 def timed_restores(peer: Peer, paths: dict[str, str],
                    args) -> tuple[tuple[float, float] | None,
                                   tuple[float, float], int]:
-    """Seconds and ratios, cold and warm, and the peak."""
+    """Return seconds and ratios, cold and warm, and the peak."""
     chosen = list(paths.items())[:args.restored]
     seconds = {'cold': [], 'warm': []}
     ratios = {'cold': [], 'warm': []}
@@ -523,7 +523,7 @@ def timed_restores(peer: Peer, paths: dict[str, str],
 
 
 def measure(peer: Peer, paths: dict[str, str], args) -> Row:
-    """All that is done with a peer that is prepared."""
+    """Measure all operations of a prepared peer."""
     ingest = peer.ingest(paths)
     tell('  taken in')
     maintenance = peer.maintain()
@@ -546,7 +546,7 @@ def measure(peer: Peer, paths: dict[str, str], args) -> Row:
 
 
 def find_row(peer: Peer, paths: dict[str, str], args) -> Row:
-    """What is found of a peer, if only why nothing is."""
+    """Return a peer's results, or the reason why there are none."""
     missing = [name for name in peer.needs if shutil.which(name) is None]
     if missing:
         return Row(peer.title, 'not installed: ' + ', '.join(missing))
@@ -643,7 +643,7 @@ def main():
     if len(paths) < len(args.images):
         parser.error('two images have the same name')
     own_mounts()
-    # What is under way is ended, unmounted and removed.
+    # Running work is ended, unmounted and removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended'))
     size = sum(images.not_zeros(path) for path in args.images)
     rows = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What finding blocks at other phases costs, and what it saves.
+"""Measure the cost and the savings of finding blocks at other phases.
 
 Run it from a checkout in which the extension is built::
 
@@ -62,7 +62,7 @@ def begin(repo: image_repository.Repository, image_id: str, samples: bool,
           **scope: str) -> openimages.Transaction:
     transaction = repo.begin(image_id, **scope)
     if not samples:
-        # A caller that looks blocks up itself is taken to know their cuts.
+        # A caller that looks blocks up itself is assumed to know their cuts.
         transaction.find(b'', b'')
     return transaction
 
@@ -86,7 +86,7 @@ def store(repo: image_repository.Repository, image_id: str, data: bytes,
 
 def send(repo: image_repository.Repository, image_id: str, data: bytes,
          samples: bool) -> None:
-    """Store as the driver does, with the hashes that Glance wants."""
+    """Store as the driver does, with the hashes that Glance needs."""
     transaction = begin(repo, image_id, samples)
     upload.store(repo, image_id, transaction, io.BytesIO(data), len(data),
                  [hashlib.md5(usedforsecurity=False).update,
@@ -97,14 +97,14 @@ def send(repo: image_repository.Repository, image_id: str, data: bytes,
 # -- data ---------------------------------------------------------------------
 
 def each_block(stored: bytes) -> bytes:
-    """The stored blocks, with a sector behind each."""
+    """Return the stored blocks, with a sector behind each."""
     rng = random.Random(1)
     return b''.join(stored[at:at + BLOCK] + rng.randbytes(SECTOR)
                     for at in range(0, len(stored), BLOCK))
 
 
 def each_batch(stored: bytes) -> bytes:
-    """New bytes, but where a batch's sample is taken: always another phase."""
+    """Return new bytes, except in a batch's sample: always another phase."""
     data = bytearray(os.urandom(len(stored)))
     part = BATCH // PARTS * BLOCK
     for number, at in enumerate(range(part, len(data) - part, part)):
@@ -120,7 +120,7 @@ def pieces_of(path: str) -> Iterator[bytes]:
 
 
 def twin_of(path: str) -> Iterator[bytes]:
-    """The same image with its partition at an odd sector."""
+    """Yield the same image with its partition at an odd sector."""
     with open(path, 'rb') as f:
         first = f.read(SECTOR)
         f.seek(USUAL - ODD + SECTOR)
@@ -130,7 +130,7 @@ def twin_of(path: str) -> Iterator[bytes]:
 
 
 def blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Those that are not zeros; all pieces but the last are whole ones."""
+    """Yield blocks that are not zeros; all pieces but the last are whole."""
     for piece in pieces:
         for at in range(0, len(piece), BLOCK):
             block = piece[at:at + BLOCK]
@@ -160,7 +160,7 @@ def compare(table: common.Table, name: str) -> None:
 
 def measure_unique(table: common.Table, directory: str, data: bytes,
                    turn: int) -> float:
-    """Each way once; returns the share of blocks that were sampled."""
+    """Measure each way once; return the share of blocks sampled."""
     size = len(data)
     for title, function, codec in (
             ('unique, codec none', store, 'none'),
@@ -180,7 +180,7 @@ def measure_unique(table: common.Table, directory: str, data: bytes,
 
 def measure_changing(table: common.Table, directory: str, stored: bytes,
                      turn: int) -> dict[str, tuple]:
-    """Each way once.
+    """Measure each way once.
 
     :returns: new bytes without samples, and with; samples, and changes
     """

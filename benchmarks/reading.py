@@ -98,16 +98,16 @@ def one_by_one(function, arguments: list[tuple]) -> None:
         function(*some)
 
 
-# -- what it cost -------------------------------------------------------------
+# -- costs --------------------------------------------------------------------
 
 def bytes_from_disk() -> int:
-    """For this process, and for the children that it waited for."""
+    """Return the bytes that this process, and its children, read."""
     return 512 * sum(resource.getrusage(who).ru_inblock for who in (
         resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def bytes_cached(*paths: str) -> int:
-    """What the page cache has of files, and of those in directories."""
+    """Return the bytes of files, and of directories, in the page cache."""
     files = [os.path.join(top, name) for path in paths
              for top, _, names in os.walk(path) for name in names]
     files += filter(os.path.isfile, paths)
@@ -118,12 +118,12 @@ def bytes_cached(*paths: str) -> int:
 
 
 def together(parts: list[common.Spent]) -> common.Spent:
-    """What several calls took, one after the other."""
+    """Return the sum of several calls, one after the other."""
     return common.Spent(*(sum(part[i] for part in parts) for i in range(3)))
 
 
 class Measure:
-    """Adds to a table what it takes to read so much."""
+    """Adds the cost of reading so much to a table."""
 
     def __init__(self, table: common.Table, size: int) -> None:
         self.table = table
@@ -134,7 +134,7 @@ class Measure:
 
     def cold(self, name: str, of: str | None, forget: list[str], function,
              arguments: list[tuple]) -> None:
-        """Of calls one after the other, none of which finds anything."""
+        """Measure calls one by one, with nothing in the page cache."""
         before = bytes_from_disk()
         parts = []
         for some in arguments:
@@ -239,7 +239,7 @@ def to_files(measure: Measure, stored: list[Stored], plain: list[str],
 # -- small ranges -------------------------------------------------------------
 
 def random_places(path: str, count: int, seed: int) -> list[int]:
-    """Offsets of blocks of a file that are not zeros."""
+    """Return offsets of blocks of a file that are not zeros."""
     rng = random.Random(seed)
     blocks = os.path.getsize(path) // BLOCK
     places: list[int] = []
@@ -253,7 +253,7 @@ def random_places(path: str, count: int, seed: int) -> list[int]:
 
 def each_timed(read: Callable[[memoryview, int], object],
                places: list[int]) -> list[float]:
-    """Milliseconds of each read of a block."""
+    """Return milliseconds of each read of a block."""
     view, spent = memoryview(bytearray(BLOCK)), []
     for offset in places:
         began = time.perf_counter()

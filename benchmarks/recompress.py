@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What recompression brings, and what it costs.
+"""Measure the gain and the cost of recompression.
 
 Run it from a checkout in which the extension is built::
 
@@ -63,7 +63,7 @@ def read(repo: image_repository.Repository) -> int:
 
 
 def read_anywhere(repo: image_repository.Repository, seed: int) -> None:
-    """Only where there are blocks: zeros are read for nothing."""
+    """Read only at blocks: zeros take no time."""
     rng = random.Random(seed)
     with repo.open_image('image-0') as image:
         extents = [extent for extent in image.extents() if extent.blocks]
@@ -87,7 +87,7 @@ def measure_reading(table: common.Table, path: str,
                     seed: int) -> None:
     reading, anywhere = f'reading, {name}', f'4 KiB anywhere, {name}'
     with open_repository(path, threads) as repo:
-        read(repo)                      # so that the page cache has it
+        read(repo)                      # into the page cache
     with open_repository(path, threads, options.cache_mib) as repo:
         spent = common.timed(read, repo)
         table.add(reading, spent.result, spent, of='reading, as stored')

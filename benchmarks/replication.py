@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How many bytes taking images to another site sends.
+"""Measure the bytes sent when images are taken to another site.
 
 Run it from a checkout in which the extension is built::
 

@@ -62,13 +62,13 @@ def run(*command: object) -> str:
 
 
 def listens(path: pathlib.Path) -> bool:
-    """Whether somebody takes connections on a Unix socket."""
+    """Return true if a process takes connections on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as sock:
         return sock.connect_ex(str(path)) == 0
 
 
 def on_disk(place: pathlib.Path) -> int:
-    """Bytes of all files below a directory."""
+    """Return the bytes of all files below a directory."""
     return sum(path.lstat().st_blocks * 512 for path in place.rglob('*'))
 
 
@@ -96,12 +96,12 @@ class Plain:
 
     @contextlib.contextmanager
     def opened(self, number: int) -> Iterator[str]:
-        """What QEMU opens."""
+        """Yield the path that QEMU opens."""
         yield str(self._disk(number))
 
     @contextlib.contextmanager
     def served(self, number: int) -> Iterator[str]:
-        """The URI of the disk over NBD."""
+        """Yield the URI of the disk over NBD."""
         path = self.sockets / 'nbd'
         process = subprocess.Popen(
             ['qemu-nbd', '--persistent', '--discard=unmap',
@@ -203,7 +203,7 @@ def update(kind: Plain | Volume, number: int, data: str) -> None:
 
 
 def write(kind: Plain | Volume, mib: int, *how: str) -> float:
-    """Write into the first disk by fio; the rate in MB/s."""
+    """Write into the first disk by fio; return the rate in MB/s."""
     report = kind.place / 'fio.json'
     at = disk_images.images().raw.stat().st_size + UPDATE
     with kind.served(0) as uri:
@@ -221,7 +221,7 @@ def write(kind: Plain | Volume, mib: int, *how: str) -> float:
 
 def measure(kind: Plain | Volume, args: argparse.Namespace, data: str,
             table: common.Table) -> None:
-    """One round of one kind of disk."""
+    """Measure one round of one kind of disk."""
     def add(what: str, figure: float, unit: str) -> None:
         table.figure(f'{kind.name}: {what}', figure, unit, of=(
             None if kind.name == Plain.name else f'{Plain.name}: {what}'))

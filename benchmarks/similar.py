@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What it brings to compress similar blocks together.
+"""Measure the gain of compressing similar blocks together.
 
 Run it from a checkout; gcc and the engine's libraries are needed::
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How long it takes until a repository can be used, after this and that.
+"""Measure the time until a repository can be used, after various ends.
 
 Run it from a checkout in which the extension is built, as root::
 
@@ -63,7 +63,7 @@ _SHUTDOWN = 0x8004587d      # EXT4_IOC_SHUTDOWN
 _NO_FLUSH = 2               # neither the data nor the journal
 LIMIT = 120                 # seconds for anything but making a repository
 
-# Each is a process of its own, which prints its seconds as JSON.
+# Each is a program of its own, which prints its seconds as JSON.
 LIBRARY = '''
 import json, os, sys, time
 path, filter_dir, filter_mib, what, image_id = sys.argv[1:]
@@ -140,7 +140,7 @@ time.sleep(600)
 
 
 class Place:
-    """Where a repository is: a file system that can lose its power.
+    """The place of a repository: a file system that can lose its power.
 
     :param size: of the file system, bytes; without root a directory is all
     """
@@ -168,7 +168,7 @@ class Place:
             time.sleep(0.05)
 
     def fail(self) -> None:
-        """From now on nothing reaches the disk."""
+        """Shut down: from now on no byte reaches the disk."""
         fd = os.open(self.root, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, _SHUTDOWN, struct.pack('I', _NO_FLUSH))
@@ -200,10 +200,11 @@ class Subject:
                                            filter_mib=self.mib)
 
     def make(self, blocks: int, images: int) -> dict[str, float]:
-        """Make it, with its catalog and filter; how long these two took."""
+        """Make it, with its catalog and filter; return their seconds."""
         synthetic.make(self.path, blocks, images=images)
         with self.open() as repo:
-            # First: else the first upload has a thread do it.
+            # The filter comes first: otherwise the first upload has a thread
+            # make it.
             built = common.timed(repo.rebuild_filter)
             repo.put('base', io.BytesIO(os.urandom(4 * common.MIB)))
             catalog = common.timed(self._maintain, repo)
@@ -217,10 +218,10 @@ class Subject:
         self._images += 1
         return f'image-{self._images}'
 
-    # -- how it is left ----------------------------------------------------
+    # -- ways to leave it --------------------------------------------------
 
     def _write(self, size: int) -> subprocess.Popen:
-        """An upload under way, after a committed image of so many bytes."""
+        """Start an upload, after committing an image of so many bytes."""
         process = subprocess.Popen(
             [sys.executable, '-c', WRITER, self.path, self.filter_dir,
              str(self.mib), self._next(), self._next(), str(size)],
@@ -240,7 +241,7 @@ class Subject:
         with self.open() as repo:
             repo.put(self._next(), io.BytesIO(os.urandom(
                 self._newest_group()[1] * 4096)))
-        # So that of what comes now nothing is written by chance.
+        # No later write then reaches the disk by chance.
         os.sync()
         process = self._write(TAIL)
         self.place.fail()
@@ -256,7 +257,7 @@ class Subject:
             os.unlink(os.path.join(self.filter_dir, name))
 
     def _newest_group(self) -> tuple[str, int, int]:
-        """Its name, its free slots, its entries that are not published."""
+        """Return its name, free slots, and unpublished entries."""
         directory = os.path.join(self.path, 'groups')
         name = max(os.listdir(directory))
         with open(os.path.join(directory, name), 'rb') as f:
@@ -272,7 +273,7 @@ class Subject:
         return name, GROUP - published - used, used
 
     def _require_tail(self) -> None:
-        """The entries of the image that was committed last are a tail."""
+        """Require that the last committed image's entries are a tail."""
         name, _, used = self._newest_group()
         if used < TAIL // 4096:
             raise SystemExit(f'the record of {name} was not lost: it has only '

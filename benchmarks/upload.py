@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What an upload through the driver costs, beside Glance's file driver.
+"""Measure an upload through the driver, beside Glance's file driver.
 
 Run it from a checkout in which the extension is built::
 
@@ -44,7 +44,7 @@ from oslo_config import cfg
 
 from glance_dedup.driver import dedup_store
 
-#: As a WSGI server reads a request.
+#: The number of bytes that a WSGI server reads at once.
 READ = 65536
 
 #: Kinds of this store, and their options.
@@ -107,7 +107,7 @@ class Bench:
         self.conf = configuration()
 
     def open(self, name: str, path: str, filter_mib: int = 8) -> Any:
-        """A store of a kind, in an empty directory."""
+        """Return a store of a kind, in an empty directory."""
         if name == 'file':
             self.conf.set_override('filesystem_store_datadir', path,
                                    group=name)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a volume costs: its making, its writes, its snapshots, its memory.
+"""Measure the cost of a volume: making, writes, snapshots and memory.
 
 Run it from a checkout in which the extension is built::
 
@@ -45,7 +45,7 @@ LARGE = 100 * GIB
 
 
 def written() -> int:
-    """Bytes that this process has given to the file system so far."""
+    """Return the bytes that this process has written so far."""
     with open('/proc/self/io') as f:
         return next(int(line.split()[1]) for line in f
                     if line.startswith('wchar:'))
@@ -55,7 +55,7 @@ def written() -> int:
 def keeper(volume: openvolumes.Volume) -> Iterator[Callable[[], None]]:
     """A thread that makes checkpoints when they are due, as a server's.
 
-    Gives a function that is to be called after each write.
+    Yields a function to be called after each write.
     """
     due = threading.Event()
     ending = False
@@ -91,8 +91,9 @@ class Bench:
         self.size = size
         self.writes = writes
         self.table = common.Table()
-        # As a guest's pages: each is another, and a third of it compresses.
-        # Only a number in each is new, since making them is within the time.
+        # The pages are like a guest's: all are different, and a third of each
+        # compresses. Only a number in each is new, since making them is within
+        # the time.
         rng = random.Random(1)
         self._pages = memoryview(bytearray().join(
             rng.randbytes(2700).ljust(PAGE) for _ in range(MIB // PAGE)))
@@ -104,14 +105,14 @@ class Bench:
         return self._pages[place * PAGE:(place + 1) * PAGE]
 
     def pages(self, first: int) -> memoryview:
-        """The MiB of pages from number `first` on."""
+        """Return the MiB of pages from number `first` on."""
         for place in range(len(self._numbers)):
             self._numbers[place] = first + place
         return self._pages
 
     def random_writes(self, write: Callable[[memoryview, int], object],
                       flush: Callable[[], None], first: int) -> None:
-        """The pages from number `first` on, to random places."""
+        """Write the pages from number `first` on, to random places."""
         rng = random.Random(first)
         for number in range(self.writes):
             write(self.page(first + number),
@@ -122,7 +123,7 @@ class Bench:
 
     def flushed_writes(self, write: Callable[[memoryview, int], object],
                        flush: Callable[[], None], first: int) -> None:
-        """Fewer of them, each followed by a flush."""
+        """Write fewer pages, each followed by a flush."""
         rng = random.Random(first)
         for number in range(self.writes // FLUSH_EVERY):
             write(self.page(first + number),

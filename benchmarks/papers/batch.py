@@ -74,20 +74,20 @@ NIGHTS = 3
 STAGES = ('start', 'scan', 'answer', 'store', 'resolve', 'finish')
 #: Bytes that a request takes while its partition is sorted and joined.
 JOINED = 60
-#: Of a partition's file (rank_spool.py).
+#: The buffer of a partition's file (rank_spool.py).
 FILE_BUFFER = 16384
 # The paper's table 1: partitions, MB of one, hours, GB/s of 100 nodes.
 PAPER = ((100, 83.6, 3.12, 8.76), (250, 33.5, None, None),
          (500, 16.8, None, None), (750, 11.2, None, None),
          (1000, 8.45, 3.29, 8.30))
-# Of a core, while the paper's nodes worked.
+# The share of a core, while the paper's nodes worked.
 PAPER_CORE = (0.10, 0.13)
 PAPER_RATE = 88e6
 FIRST = datetime.datetime(2026, 1, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 class Sampler:
-    """The most memory that a rank takes.
+    """The maximum memory of a rank.
 
     :param log: the directory of the trial, in which each rank has a file that
         is called as its process; their environments have it
@@ -136,7 +136,7 @@ def made_disks(directory: str, count: int, size: int) -> list[str]:
 
 def change(paths: list[str], percent: float, night: int
            ) -> dict[str, list[int]]:
-    """Change so many percent of each disk's segments; which, by name."""
+    """Change so many percent of each disk's segments; return them by name."""
     written = {}
     for number, path in enumerate(paths):
         rng = random.Random(1000 * night + number)
@@ -153,14 +153,14 @@ def change(paths: list[str], percent: float, night: int
 
 
 def children_seconds() -> float:
-    """Processor time of processes that have ended."""
+    """Return the processor time of processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @dataclasses.dataclass
 class Night:
-    """What a night took."""
+    """The cost of a night."""
 
     wall: float
     used: float
@@ -184,7 +184,7 @@ class Night:
 
     @property
     def working_rate(self) -> float:
-        """The same without what starting the processes takes."""
+        """Return the same without the time for starting the processes."""
         return self.size / sum(self.stages[stage] for stage in STAGES[1:])
 
 
@@ -196,7 +196,7 @@ def read_events(directory: str) -> list[dict[str, Any]]:
 
 
 def by_stage(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of processors, of all ranks."""
+    """Return the ranks' seconds of processors, by stage."""
     found = dict.fromkeys(STAGES, 0.0)
     for pid in {event['pid'] for event in events}:
         own = [event for event in events if event['pid'] == pid
@@ -254,14 +254,14 @@ class Job(backup_job.Job):
 
 
 def show_profile(log: str) -> None:
-    """Where the ranks' time went."""
+    """Print the functions that took most of the ranks' time."""
     paths = [str(path) for path in pathlib.Path(log).glob('*.profile')]
     stats = pstats.Stats(*paths, stream=sys.stdout)
     stats.strip_dirs().sort_stats('tottime').print_stats(25)
 
 
 def upload_all(path: str, paths: list[str], filters: str, night: int) -> int:
-    """The same bytes, uploaded one after the other; the new bytes."""
+    """Upload the same bytes, one after the other; return the new bytes."""
     with image_repository.Repository(path, filter_dir=filters) as repo:
         return sum(repo.put(
             f'{os.path.basename(source).partition(".")[0]}-{night}',
@@ -285,7 +285,7 @@ def require_equal(repo: image_repository.Repository, paths: list[str],
 # -- nights -------------------------------------------------------------------
 
 def make_repository(path: str) -> None:
-    """An empty repository with an exact index, which merging keeps."""
+    """Make an empty repository with an exact index, which merging keeps."""
     image_repository.Repository.create(path)
     with (image_repository.Repository(path, index='none') as repo,
           maintainer_role.Maintainer(repo) as maintainer):
@@ -374,14 +374,14 @@ class Tried:
 
     @property
     def hours(self) -> float:
-        """For 1 TB, a node's share of the paper, at its share of a core."""
+        """Return hours for 1 TB, a node's share, at its share of a core."""
         return (1e12 / (self.new.size + self.known.size) * self.used
                 / PAPER_CORE[1] / 3600)
 
 
 def run_trial(options: argparse.Namespace, top: str, paths: list[str],
               unique: int, **trial: Any) -> Tried:
-    """Two nights in a repository of their own."""
+    """Run two nights in a repository of their own."""
     with tempfile.TemporaryDirectory(dir=top) as own:
         path = os.path.join(own, 'batch')
         make_repository(path)
@@ -394,7 +394,7 @@ def run_trial(options: argparse.Namespace, top: str, paths: list[str],
 
 
 def prepare(options: argparse.Namespace, top: str) -> tuple[list[str], int]:
-    """The disks, and how many bytes all their different blocks have."""
+    """Make the disks; return them, and the bytes of different blocks."""
     paths = made_disks(top, options.disks, options.mib << 20)
     common.warm_pages(sum(map(os.path.getsize, paths)), top)
     path = os.path.join(top, 'uploads')
@@ -420,12 +420,12 @@ TRIED_TEXT = ('Seconds of both nights, seconds of processors in both without '
 
 
 def buffers_of(ranks_: int, partitions: int) -> int:
-    """Bytes of a rank's buffers in option 2."""
+    """Return the bytes of a rank's buffers in option 2."""
     return (ranks_ + 1) * rank_exchange.BUFFER + partitions * FILE_BUFFER
 
 
 def measure_memory(options: argparse.Namespace, top: str) -> None:
-    """Table 1, and figure 8."""
+    """Measure table 1, and figure 8."""
     paths, unique = prepare(options, top)
     blocks = sum(map(os.path.getsize, paths)) // BLOCK
     print(f'MB of a partition, of all buffers of a rank, bytes of one. '
@@ -463,7 +463,7 @@ def measure_memory(options: argparse.Namespace, top: str) -> None:
 
 def show_pieces(options: argparse.Namespace, top: str, paths: list[str],
                 unique: int, blocks: int) -> None:
-    """One partition that is larger than memory, and is joined in pieces."""
+    """Measure one partition larger than memory, which is joined in pieces."""
     piece = max(1000, blocks // options.ranks // 10)
     found = run_trial(options, top, paths, unique, partitions=1, piece=piece)
     buffer = rank_exchange.BUFFER
@@ -473,7 +473,7 @@ def show_pieces(options: argparse.Namespace, top: str, paths: list[str],
 
 
 def measure_buffers(options: argparse.Namespace, top: str) -> None:
-    """Figure 9."""
+    """Measure figure 9."""
     paths, unique = prepare(options, top)
     print(f'Bytes of a message. {TRIED_TEXT}')
     print(f'message{TRIED}')

@@ -28,7 +28,7 @@ from glance_dedup.backup import stages
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What is varied. The defaults are the product's."""
+    """The varied values; the defaults are the product's."""
 
     log: str
     """A directory for what the ranks write."""
@@ -105,7 +105,7 @@ class Round(stages.Round):
 
 
 class DirtyBits(digests.DigestChanges):
-    """Digests, which go on unread for segments that nobody wrote to."""
+    """Digests, which stay unread for segments that were not written to."""
 
     written: dict[str, list[int]] = {}
 

@@ -88,7 +88,7 @@ DEDE_RATES = {'scan': 6600.0, 'subdivide': 37.5, 'share': 2.6}  # MB/s
 
 
 class Scale(NamedTuple):
-    """How much is done."""
+    """The amount of work."""
 
     images: int     #: that are made
     mib: int        #: of each
@@ -108,7 +108,7 @@ SCALES = {
 # -- savings ------------------------------------------------------------------
 
 class Way(NamedTuple):
-    """How images are stored."""
+    """A way to store images."""
 
     name: str
     hosts: int
@@ -161,7 +161,7 @@ def store(way: Way, images: list[str], directory: str, filters: str
 
 def store_on_mounts(images: list[str], directory: str, filters: str,
                     interval: float) -> dict[str, hosts.Kept]:
-    """What hosts that are more than handles keep; nothing without FUSE."""
+    """Store images on hosts with mounts; does nothing without FUSE."""
     if os.geteuid() != 0 or not os.path.exists('/dev/fuse'):
         print('no hosts with mounts: these need root and FUSE',
               file=sys.stderr)
@@ -172,7 +172,7 @@ def store_on_mounts(images: list[str], directory: str, filters: str,
 
 
 def show_savings(found: dict[str, hosts.Kept], exact: int) -> None:
-    """Print what each way keeps."""
+    """Print the bytes that each way keeps."""
     used = next(iter(found.values())).named[-1]
     print(f'{used / MIB:,.0f} MiB that are not zeros, of which '
           f'{exact / MIB:,.0f} MiB are different: {exact / used:.1%} '
@@ -194,7 +194,7 @@ def show_metadata(kept: hosts.Kept) -> None:
 # -- rates --------------------------------------------------------------------
 
 class Rate(NamedTuple):
-    """How fast blocks were dealt with."""
+    """The rate of handling blocks."""
 
     name: str
     blocks: int
@@ -220,13 +220,13 @@ def noise(mib: int, kind: str) -> Iterator[bytes]:
 
 
 def put_noise(repo: image_repository.Repository, mib: int) -> None:
-    """Store the three images, without looking for duplicates."""
+    """Store the three images, without a search for duplicates."""
     for kind in ('base', 'twin', 'few'):
         common.store(repo, kind, noise(mib, kind), dedup=False)
 
 
 def mapping_of(maintainer: maintainer_role.Maintainer) -> bytes:
-    """Pairs of an address and the one that replaces it, from the catalog."""
+    """Return pairs of an address and its replacement, from the catalog."""
     words = array.array('Q')
     for group in maintainer.catalog.groups_with_duplicates():
         words.extend(block_addresses.unpack(
@@ -237,14 +237,14 @@ def mapping_of(maintainer: maintainer_role.Maintainer) -> bytes:
 
 def exchange(maintainer: maintainer_role.Maintainer, image_id: str,
              mapping: bytes) -> int:
-    """Merge an image, and settle both recipes; how many blocks it was."""
+    """Merge an image, and count both recipes; return the merged blocks."""
     done = merger.merge_image(maintainer, image_id, mapping, pacing.Pace())
     accounting.run_once(maintainer, pacing.Pace())
     return done.replaced if done.exchanged else 0
 
 
 def need(found: int, wanted: int) -> None:
-    """End the program where not all blocks were shared."""
+    """End the program if not all blocks were shared."""
     if found != wanted:
         raise SystemExit(f'{found} blocks were shared, and not {wanted}')
 
@@ -302,7 +302,7 @@ def show_rates(rates: list[Rate], policy: str) -> None:
 
 def indexes(directory: str, records: tuple[int, ...]
             ) -> dict[int, exactindex.Measured]:
-    """Make indexes, by how many records they have."""
+    """Make indexes; return their figures by the number of records."""
     found = {}
     path = os.path.join(directory, 'repository')
     program = synthetic.build(directory)
@@ -313,7 +313,7 @@ def indexes(directory: str, records: tuple[int, ...]
 
 
 def show_indexes(found: dict[int, exactindex.Measured]) -> None:
-    """Print what they take, and how long a small batch's merge does."""
+    """Print the indexes' sizes, and the time of a small batch's merge."""
     print(f'\n{"index, records":>16}{"MiB":>10}{"bytes each":>12}'
           f'{"scan, s":>10}{"merge, s":>10}{"again, s":>10}'
           f'   (DEDE: {DEDE_ENTRY} bytes each)')
@@ -330,7 +330,7 @@ def rate_of_scan(found: exactindex.Measured) -> Rate:
 
 
 def show_logs(directory: str, mib: int) -> None:
-    """Print what one host reads of what another stored."""
+    """Print the bytes that one host reads of another's."""
     _, _, read = following.of_data(directory, mib)['by another host']
     print(f'\nof {mib * MIB / 1e6:,.0f} MB stored another host reads '
           f'{read / 1e6:.2f} MB, {read / (mib * MIB):.2%} '
@@ -340,7 +340,7 @@ def show_logs(directory: str, mib: int) -> None:
 # -- figures ------------------------------------------------------------------
 
 def draw_savings(kept: dict[str, hosts.Kept], directory: str) -> None:
-    """Draw what images take as they come."""
+    """Draw the bytes that images take as they come."""
     plot.lines(
         {name: ([named / MIB for named in of.named],
                 [stored / MIB for stored in of.stored])
@@ -365,7 +365,7 @@ def draw_indexes(found: dict[int, exactindex.Measured], directory: str
 
 
 def measure_savings(args: Any, directory: str, filters: str) -> None:
-    """Store images in each way; the first tables, and a figure."""
+    """Store images in each way; show the first tables, and a figure."""
     scale = SCALES[args.scale]
     images = args.paths or hosts.made_images(directory, scale.images,
                                              scale.mib)

@@ -81,7 +81,7 @@ LIMIT = 3600
 
 
 class Scale(NamedTuple):
-    """How much is done."""
+    """The amount of work."""
 
     mib: int        #: of the disk that is written to
     seconds: float  #: of each run
@@ -112,7 +112,7 @@ _TRACES = (1.6, 7.2)
 
 def published(data: str, backend: str,
               every: int) -> tuple[float, float] | None:
-    """Their lowest and highest multiple of the raw disk's rate, if there are.
+    """Return their lowest and highest multiple of the raw disk's rate.
 
     :param data: the name of a data set
     """
@@ -131,7 +131,7 @@ def published(data: str, backend: str,
 # -- data ---------------------------------------------------------------------
 
 class DataSet(NamedTuple):
-    """What is written, and in which blocks."""
+    """The writes of a run, and their blocks."""
 
     name: str
     block: int
@@ -140,7 +140,7 @@ class DataSet(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Of its rates."""
+        """Return the unit of its rates."""
         return 'MB/s' if self.name.startswith('sequential') else 'IOPS'
 
 
@@ -215,7 +215,7 @@ class Target(Protocol):
 
 
 class Nothing:
-    """No disk: what the replay itself costs."""
+    """No disk: the cost of the replay itself."""
 
     def write(self, data: bytes, at: int) -> None:
         """Do nothing."""
@@ -276,7 +276,7 @@ class Volume:
         self.sync = volume.flush
 
     def write(self, data: bytes, at: int) -> None:
-        """Write; what serves a volume makes checkpoints in a thread."""
+        """Write, with due checkpoints, which servers make in a thread."""
         self._volume.write(data, at)
         if self._volume.needs_checkpoint():
             self._volume.checkpoint()
@@ -288,7 +288,7 @@ class Volume:
 
 
 class Done(NamedTuple):
-    """What a run came to."""
+    """The result of a run."""
 
     operations: int
     bytes: int
@@ -401,7 +401,7 @@ class Bench:
 
 def run_direct(program: str, path: str, stores: str, backend: str, cache: int,
                work: traces.Work, every: int, seconds: float) -> dict:
-    """Run directmap.c on a repository; what it printed."""
+    """Run directmap.c on a repository; return its output."""
     with image_repository.Repository(path) as repo:
         is_ = repo.parameters
     operations = os.path.join(stores, 'operations')
@@ -428,12 +428,12 @@ class Row(NamedTuple):
 
 
 def sync_words(every: int) -> str:
-    """How often there is a sync point."""
+    """Return words for the interval of sync points."""
     return {0: 'at the end', 1: 'each write'}.get(every, f'{every:,} writes')
 
 
 def choices(data: DataSet, scale: Scale) -> tuple[int, ...]:
-    """How often there is a sync point, in the order of the columns."""
+    """Return the intervals of sync points, in the order of the columns."""
     return scale.every if data.figure else (TRACE_EVERY,)
 
 
@@ -531,7 +531,7 @@ def draw(data: DataSet, rows: list[Row], scale: Scale, directory: str) -> None:
 # -- limits -------------------------------------------------------------------
 
 def memcpy_rate() -> float:
-    """MB/s at which this machine copies memory."""
+    """Return MB/s at which this machine copies memory."""
     source, copy = b'x' * (64 * MIB), bytearray(64 * MIB)
     # The first time the system has to give the pages.
     return max(len(source) / common.timed(
@@ -539,7 +539,7 @@ def memcpy_rate() -> float:
 
 
 def show_limits(bench: Bench, scale: Scale) -> None:
-    """Print what the machine can do, which nothing here can exceed."""
+    """Print the machine's limits, which no figure can exceed."""
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     print(f'a disk of {scale.mib:,} MiB; {memory / MIB:,.0f} MiB of memory; '
           f'at most {scale.seconds:g} s each\n')
@@ -564,7 +564,7 @@ def show_limits(bench: Bench, scale: Scale) -> None:
 # -- tar files ----------------------------------------------------------------
 
 def show_kernels(paths: list[str], directory: str) -> None:
-    """Print how many blocks there are for each one that has to be kept."""
+    """Print the number of blocks for each one that has to be kept."""
     found = equalblocks.analyse(paths, directory)
     print(f'\n{len(paths)} tar files, {found.bytes / MIB:,.0f} MiB: '
           'blocks for each different one')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What deduplication can save of images: DEDE's analysis, of one's own.
+"""Measure the savings from deduplication, as in DEDE's analysis.
 
 Run it from a checkout; gcc and the engine's libraries are needed::
 
@@ -38,7 +38,8 @@ from common import MIB
 import plot
 import synthetic
 
-#: Of the fingerprint store, for each block: nine entries fill a sector of 512.
+#: The bytes of the fingerprint table for each block: nine entries fill a
+#: sector of 512.
 ENTRY = 512 / 9
 BLOCK = 4096
 LIMIT = 24 * 3600
@@ -63,7 +64,7 @@ class Blocks(NamedTuple):
 
 
 class Analysis:
-    """What equalblocks.c found."""
+    """The results of equalblocks.c."""
 
     def __init__(self, found: dict) -> None:
         self.bytes = found['bytes']
@@ -79,7 +80,7 @@ class Analysis:
         self.clones = found['base'] + found['other']
 
     def share(self, size: float) -> float:
-        """Of the bytes that are not zeros; 0 where there are none."""
+        """Return the share of the bytes that are not zeros; 0 without any."""
         return size / self.used if self.used else 0
 
 
@@ -88,7 +89,7 @@ def stem(path: str) -> str:
 
 
 def with_bases(images: list[str]) -> list[tuple[str, str]]:
-    """Images, and which of those before it each is a clone of; '-' of none."""
+    """Return images, each with the one that it is a clone of; '-': none."""
     found: list[tuple[str, str]] = []
     seen: dict[str, list[str]] = {}
     for name, path in common.by_distribution(images):
@@ -125,7 +126,7 @@ def in_words(size: int) -> str:
 
 
 def times(bucket: int) -> str:
-    """How often the blocks of a bucket of counts are used."""
+    """Return the number of uses of a bucket's blocks, in words."""
     if bucket < 2:
         return str(bucket + 1)
     return f'{2 ** (bucket - 1) + 1}-{2 ** bucket}'
@@ -156,7 +157,7 @@ def show_counts(found: Analysis) -> None:
 
 
 def sharing(found: Analysis) -> dict[str, int]:
-    """Blocks of 4 KiB that are kept, by what may be shared."""
+    """Return the kept blocks of 4 KiB, by the kind of sharing."""
     return {'each block once': found.blocks.kept,
             'clones, any image as base': found.places.kept,
             'clones, each of its base': found.clones,

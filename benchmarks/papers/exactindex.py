@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How fast merging's index takes in new blocks: the stages of DEDE's index.
+"""Measure how fast merging's index takes new blocks, by DEDE's stages.
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
@@ -38,7 +38,7 @@ CATALOG_ID = bytes(16)
 
 
 class Stage(NamedTuple):
-    """What a stage took."""
+    """The cost of a stage."""
 
     name: str
     entries: int
@@ -47,7 +47,7 @@ class Stage(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """An index, and what it took to make it."""
+    """An index, and the cost of making it."""
 
     stages: dict[str, Stage]    #: by name
     bytes: int                  #: of the index

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What it costs a host that its filter follows what other hosts store.
+"""Measure the cost for a host whose filter follows other hosts.
 
 Run it from a checkout::
 
@@ -30,13 +30,13 @@ import common
 from glance_dedup.check import ondisk
 from glance_dedup.repository import image_repository
 
-#: As few as a group may have: what full ones cost is in the second table.
+#: The minimum of a group: the second table has the cost of full ones.
 SLOTS = 64
 OPEN = 1000
 
 
 def group_file(repository_id: str, number: int, published: int) -> bytes:
-    """The first page of a group with this record (format.rst)."""
+    """Return the first page of a group with this record (format.rst)."""
     digest = b'sha256'.ljust(16, b'\0')
     header = ondisk.GROUP_HEADER.pack(
         b'GDGROUP\0', 1, 1, number, bytes.fromhex(repository_id), bytes(16),
@@ -53,7 +53,7 @@ def make_groups(path: str, repository_id: str, numbers: range,
                 published: int) -> None:
     """Make groups with so many published entries, which are all invalid.
 
-    A look reads empty ones again and again.
+    A scan would read empty entries again each time.
     """
     size = 4096 + 512 * -(-SLOTS // 9)
     entries = bytes([255]) * (size - 1024)
@@ -65,13 +65,13 @@ def make_groups(path: str, repository_id: str, numbers: range,
 
 
 def read_bytes() -> int:
-    """The bytes that this process has read."""
+    """Return the bytes that this process has read."""
     with open('/proc/self/io') as f:
         return int(f.readline().split()[1])
 
 
 def look(repo: image_repository.Repository) -> tuple[float, float, int]:
-    """Follow until there is no more: seconds, of processor too, and bytes."""
+    """Follow until the end; return seconds, of processor too, and bytes."""
     wall, cpu = time.perf_counter(), time.process_time()
     before = read_bytes()
     while repo.follow():
@@ -81,19 +81,19 @@ def look(repo: image_repository.Repository) -> tuple[float, float, int]:
 
 
 def show(what: str, taken: tuple[float, float, int]) -> None:
-    """A line of a table."""
+    """Print a line of a table."""
     wall, cpu, read = taken
     print(f'{what:44}{wall * 1000:10.2f}{cpu * 1000:10.2f}'
           f'{read / 1024:14,.1f}', flush=True)
 
 
 def head(what: str) -> None:
-    """The heading of a table."""
+    """Print the heading of a table."""
     print(f'\n{what:44}{"ms":>10}{"cpu ms":>10}{"KiB read":>14}')
 
 
 def of_groups(place: str, count: int) -> None:
-    """The first table's lines for so many groups."""
+    """Print the first table's lines for so many groups."""
     with common.place(place) as top:
         path = os.path.join(top, 'repository')
         image_repository.Repository.create(path)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What hints save: NODEDUP, PREFETCH, and metadata of file systems.
+"""Measure the savings from hints: NODEDUP, PREFETCH, and file systems.
 
 Run it from a checkout in which the extension is built::
 
@@ -52,7 +52,7 @@ DMDEDUP = {'NODEDUP': (2.2, 5.4), 'PREFETCH': (1.2, 1.8),
 
 
 def bytes_of(mib: int, head: bytes = b'') -> bytes:
-    """Data that is nowhere else."""
+    """Return data that is nowhere else."""
     return head + os.urandom(mib * MIB - len(head))
 
 
@@ -81,7 +81,7 @@ class Bench:
         shutil.rmtree(self.path)
 
     def again(self) -> None:
-        """Another process's handle, and groups that are on the disk only."""
+        """Reopen as another process, with groups on the disk only."""
         self.repo.close()
         os.sync()
         groups = os.path.join(self.path, 'groups')
@@ -194,7 +194,7 @@ def put(volume: openvolumes.Volume, data: bytes, at: int) -> None:
 
 
 def journal_of(image: str) -> tuple[int, int]:
-    """Where the longest extent of an ext4's journal is, and its whole MiB."""
+    """Return the longest extent of an ext4's journal, and its whole MiB."""
     text = subprocess.run(['debugfs', '-R', 'stat <8>', image], check=True,
                           capture_output=True, text=True).stdout
     length, first = max(
@@ -206,7 +206,7 @@ def journal_of(image: str) -> tuple[int, int]:
 @contextlib.contextmanager
 def benches(directory: str, filter_dir: str, table: common.Table
             ) -> Iterator[Callable[[str], Bench]]:
-    """Yield what makes repositories, which are removed at the end."""
+    """Yield a function that makes repositories, which it removes later."""
     with tempfile.TemporaryDirectory(dir=directory) as place, \
             tempfile.TemporaryDirectory(dir=filter_dir) as filters, \
             contextlib.ExitStack() as stack:
@@ -219,7 +219,7 @@ def benches(directory: str, filter_dir: str, table: common.Table
 
 def measure(directory: str, filter_dir: str, mib: int,
             rounds: int) -> common.Table:
-    """All figures of this benchmark, for others, too."""
+    """Measure all figures of this benchmark, for others, too."""
     table = common.Table()
     with_ext4 = bool(shutil.which('mkfs.ext4') and shutil.which('debugfs'))
     common.warm_pages(2 * mib * MIB, directory)

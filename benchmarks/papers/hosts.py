@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What several hosts save that store images of one release in one directory.
+"""Measure the savings of hosts that store images in one directory.
 
 Run it from a checkout in which the extension is built, as root; gcc and the
 headers of FUSE are needed::
@@ -51,7 +51,7 @@ BLOCK = 4096
 HOSTS = 4
 #: Seconds that a host may take to scan the groups that others stored.
 LIMIT = 300
-#: Seconds for which names and attributes are believed.
+#: Seconds for which names and attributes are trusted.
 REMEMBERED = 3600
 ORDERS = ('in turn', 'at once')
 
@@ -83,7 +83,7 @@ with image_repository.Repository(
 
 
 class Kept(NamedTuple):
-    """What became of the images. Sizes are in bytes."""
+    """The results of storing the images; sizes are in bytes."""
 
     named: list[int]    #: not zeros, after each image
     stored: list[int]   #: blocks, after each image
@@ -94,7 +94,7 @@ class Kept(NamedTuple):
 
     @property
     def left(self) -> int:
-        """What is kept in the end."""
+        """Return the bytes that are kept in the end."""
         return self.stored[-1] - self.merged
 
 
@@ -119,9 +119,9 @@ def made_images(directory: str, count: int, mib: int) -> list[str]:
 # -- a host -------------------------------------------------------------------
 
 class Host:
-    """What runs on a mount: a daemon, and a process that stores images.
+    """The processes on a mount: a daemon, and one that stores images.
 
-    :param interval: seconds between two looks of the daemon
+    :param interval: seconds between two scans of the daemon
     """
 
     def __init__(self, mount: fuse_hosts.Host, filters: str,
@@ -161,7 +161,7 @@ class Host:
         return json.loads(line)
 
     def wait_for_scan(self, moment: float) -> None:
-        """Wait until the daemon has looked at the others since a moment.
+        """Wait until the daemon has scanned the groups since a moment.
 
         :param moment: by time.monotonic()
         """
@@ -180,7 +180,7 @@ class Host:
 # -- storing ------------------------------------------------------------------
 
 def in_turn(hosts: list[Host], images: list[str]) -> list[list[int]]:
-    """Store one image after the other; what each host answers."""
+    """Store one image after the other; return each host's answer."""
     answers, moment = [], time.monotonic()
     for number, path in enumerate(images):
         host = hosts[number % len(hosts)]
@@ -192,7 +192,7 @@ def in_turn(hosts: list[Host], images: list[str]) -> list[list[int]]:
 
 
 def at_once(hosts: list[Host], images: list[str]) -> list[list[int]]:
-    """Store all images, each host its share; what the hosts answer."""
+    """Store all images, each host its part; return the hosts' answers."""
     for number, path in enumerate(images):
         hosts[number % len(hosts)].store(f'image-{number}', path)
     return [hosts[number % len(hosts)].answer()
@@ -200,7 +200,7 @@ def at_once(hosts: list[Host], images: list[str]) -> list[list[int]]:
 
 
 def merge(maintainer: daemons.Daemon) -> dict:
-    """Have the maintainer merge; how it went."""
+    """Have the maintainer merge; return the result."""
     done = maintainer.run('merge')['last']
     result = done['result']
     if done['error'] or result['failed'] or result['busy']:
@@ -238,12 +238,12 @@ def store(order: str, images: list[str], directory: str, filters: str,
 # -- showing ------------------------------------------------------------------
 
 def share(part: float, whole: float) -> float:
-    """A part's share; 0 of nothing."""
+    """Return a part's share; 0 of nothing."""
     return part / whole if whole else 0.0
 
 
 def show(found: dict[str, Kept], exact: int) -> None:
-    """Print what each way keeps.
+    """Print the bytes that each way keeps.
 
     :param exact: bytes of the different blocks
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What levels 1 and 2 of batch backups find on disks of real systems that age.
+"""Measure levels 1 and 2 of batch backups on disks of ageing systems.
 
 Run it from a checkout, as root::
 
@@ -69,7 +69,7 @@ def run(*words: str) -> None:
 
 @contextlib.contextmanager
 def mounted(path: str, top: str):
-    """The directory at which a disk's file system is mounted."""
+    """Mount a disk's file system; yields the directory."""
     place = os.path.join(top, 'mounted')
     os.makedirs(place, exist_ok=True)
     run('mount', '-o', 'loop,noatime', path, place)
@@ -82,7 +82,7 @@ def mounted(path: str, top: str):
 # -- disks --------------------------------------------------------------------
 
 def make_disks(args: argparse.Namespace, top: str) -> list[str]:
-    """A disk of each root, and copies that differ in little."""
+    """Make a disk of each root, and copies that differ in little."""
     paths: list[str] = []
     for number in range(args.disks):
         path = os.path.join(top, f'disk{number:02}')
@@ -102,7 +102,7 @@ def make_disks(args: argparse.Namespace, top: str) -> list[str]:
 
 
 def make_own(place: pathlib.Path, rng: random.Random, rows: int) -> None:
-    """What a system gets when it starts for the first time."""
+    """Make the files of a system's first start."""
     etc = place / 'etc'
     etc.mkdir(exist_ok=True)
     (etc / 'hostname').write_text(f'server-{rng.getrandbits(32):08x}\n')
@@ -122,7 +122,7 @@ def make_own(place: pathlib.Path, rng: random.Random, rows: int) -> None:
 
 def age(paths: list[str], args: argparse.Namespace, top: str, night: int
         ) -> None:
-    """What servers do in a day."""
+    """Do the changes of a server's day."""
     debs = sorted(map(str, pathlib.Path(args.debs).glob('*.deb'))
                   if args.debs else ())
     for number, path in enumerate(paths):
@@ -142,7 +142,7 @@ def age(paths: list[str], args: argparse.Namespace, top: str, night: int
 
 
 def add_logs(place: pathlib.Path, rng: random.Random) -> None:
-    """Append lines, some megabytes of them."""
+    """Append some megabytes of lines."""
     directory = place / 'var' / 'log'
     directory.mkdir(parents=True, exist_ok=True)
     for name in LOGS:
@@ -166,7 +166,7 @@ def rotate_logs(place: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def database(place: pathlib.Path):
-    """The connection to a server's database; what it did is committed."""
+    """Yield the connection to a server's database; changes are committed."""
     directory = place / 'var' / 'lib'
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(sqlite3.connect(directory / 'items.db')) as table:
@@ -192,10 +192,10 @@ def change_rows(table: sqlite3.Connection, rng: random.Random, rows: int
     add_rows(table, rng, rows // 100)
 
 
-# -- what the levels find -----------------------------------------------------
+# -- duplicates by level ------------------------------------------------------
 
 def count_used(path: str, segments: bytes) -> tuple[int, int]:
-    """Bytes that are not zeros: of clean segments, and of dirty ones.
+    """Count the bytes that are not zeros, of clean and of dirty segments.
 
     :param segments: 1 for each clean one
     """
@@ -211,7 +211,7 @@ def count_used(path: str, segments: bytes) -> tuple[int, int]:
 
 def levels(paths: list[str], found: batch.Night
            ) -> tuple[float, float, float, int]:
-    """Shares that level 1, level 2 and both find; and bytes not zeros."""
+    """Return the shares of level 1, level 2 and both; and bytes not zeros."""
     segments = {event['name']: bytes.fromhex(event['segments'])
                 for event in found.events if event['event'] == 'segments'}
     clean, dirty = map(sum, zip(*(

@@ -108,7 +108,7 @@ class Variant(NamedTuple):
     alone: bool = False
 
     def differs(self, experiment: str) -> bool:
-        """Whether the experiment's result may not be that of the store."""
+        """Return true if the result may differ from that of the store."""
         return {'A1': self.elsewhere or self.alone,
                 'A2': self.elsewhere,
                 'A3': self.elsewhere or self.single,
@@ -116,7 +116,7 @@ class Variant(NamedTuple):
 
 
 def variants(args: argparse.Namespace) -> list[Variant]:
-    """Those that were asked for, one by one, and then all of them at once."""
+    """Return the requested variants, one by one, and then all at once."""
     asked = {'elsewhere': args.stores_elsewhere, 'single': args.single_loads,
              'alone': args.no_combining}
     names = {'elsewhere': 'stores elsewhere', 'single': 'single loads',
@@ -129,7 +129,7 @@ def variants(args: argparse.Namespace) -> list[Variant]:
 
 
 class Subject:
-    """A plain file, or a repository; where it is, and how it is used."""
+    """A plain file, or a repository, and its operations."""
 
     def __init__(self, program: str, directory: str, filter_dir: str,
                  variant: Variant | None) -> None:
@@ -174,7 +174,7 @@ class Subject:
         return Done(**json.loads(done.stdout))
 
     def halt(self, image: str, mib: int, seed: int) -> subprocess.Popen:
-        """Write an image, and begin another; returns when that is written."""
+        """Write an image, and begin another; return when that is written."""
         process = subprocess.Popen(
             self.command(True, image, mib, seed, True), cwd=self._directory,
             stdout=subprocess.PIPE)
@@ -183,11 +183,11 @@ class Subject:
         return process
 
     def forget(self) -> None:
-        """Have the page cache drop what it has of this."""
+        """Have the page cache drop this subject's files."""
         disk.forget(self._directory)
 
     def next_image_bytes(self, image: str) -> int:
-        """Of the image that was begun, what there is under its name."""
+        """Return the bytes under the name of the image that was begun."""
         name = image + '-next'
         path = (name if self.variant is None
                 else os.path.join('repository', 'images', name))
@@ -206,7 +206,7 @@ class Subject:
 # -- A1 to A3 -----------------------------------------------------------------
 
 class Rounds:
-    """What the subjects of an experiment took, round by round."""
+    """The costs of an experiment's subjects, round by round."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[Done]] = {}
@@ -259,7 +259,7 @@ def plot_rounds(experiment: str, rounds: Rounds, args) -> None:
 
 def one_round(program: str, directory: str, filter_dir: str, args,
               results: dict[str, Rounds]) -> None:
-    """A1 to A3 of all subjects; a subject at a time in each of them."""
+    """Run A1 to A3 of all subjects; one subject at a time in each."""
     subjects = [Subject(program, os.path.join(directory, str(i)), filter_dir,
                         variant)
                 for i, variant in enumerate(
@@ -269,7 +269,7 @@ def one_round(program: str, directory: str, filter_dir: str, args,
         for subject in subjects:
             wanted = subject.variant is None or subject.name == STORE or (
                 subject.variant.differs(experiment))
-            # A1 makes what the others need.
+            # A1 makes the files that the others need.
             if experiment != 'A1' and not (wanted and experiment in results):
                 continue
             print(f'{experiment}, {subject.name}', file=sys.stderr)
@@ -290,8 +290,8 @@ STEPS = ('mount', 'open', 'write 4 MiB', 'read', 'write again')
 def wait_until_free(path: str) -> None:
     """Wait until no loop device has the file.
 
-    Else what is mounted next is the file system that was shut down: another
-    process's mount namespace may still have it.
+    Otherwise the next mount would show the file system that was shut down:
+    another process's mount namespace may still have it.
     """
     deadline = time.monotonic() + start.LIMIT
     while True:
@@ -307,7 +307,7 @@ def wait_until_free(path: str) -> None:
 
 
 def lose_power(place: start.Place, subject: Subject, mib: int) -> dict:
-    """Seconds of the steps after it; 'kept': bytes of the image begun."""
+    """Lose power; return the steps' seconds. 'kept': the image's bytes."""
     common.empty_page_cache()
     process = subject.halt('image', mib, 1)
     place.fail()
@@ -464,7 +464,7 @@ def space(directory: str, args) -> None:
 
 def upload(client: glance_server.Client, store: str, path: str,
            directory: str) -> tuple[float, float]:
-    """Seconds of an upload; and with an fsync of the file that it made."""
+    """Return seconds of an upload, and of that with an fsync of its file."""
     image_id = client.create()['id']
     with open(path, 'rb') as f:
         began = time.perf_counter()
@@ -474,7 +474,7 @@ def upload(client: glance_server.Client, store: str, path: str,
         with open(os.path.join(directory, 'file', image_id), 'rb') as f:
             os.fsync(f.fileno())
         synced = time.perf_counter() - began
-        client.delete(image_id)     # of the disk there may not be enough
+        client.delete(image_id)     # the disk may be too small
     return wall, synced
 
 
@@ -495,7 +495,7 @@ def upload_round(directory: str, images: list[tuple[str, str]],
         for i, (_, path) in enumerate(images):
             print(f'B2, image {i + 1} of {len(images)}', file=sys.stderr)
             common.warm_pages(os.path.getsize(path), directory)
-            # By turns, which one finds the image in the page cache.
+            # The stores take turns at finding the image in the page cache.
             for store in sorted(stores, reverse=bool(i % 2)):
                 wall, synced = upload(client, store, path, directory)
                 rows[i].setdefault(store, []).append(wall)

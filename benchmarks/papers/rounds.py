@@ -70,13 +70,13 @@ HOSTS: dict[str, Law] = {
 
 
 def sets() -> list[tuple[str, str]]:
-    """The 22 sets: law of sizes, and law of hosts."""
+    """Return the 22 sets: law of sizes, and law of hosts."""
     return [(law, host) for law in LAWS for host in HOSTS]
 
 
 def disks(law: str, host: str, args: argparse.Namespace, seed: int
           ) -> list[rounds.Disk]:
-    """The disks of a set."""
+    """Return the disks of a set."""
     rng = random.Random(seed)
     found = []
     for number in range(args.hosts):
@@ -91,14 +91,14 @@ def disks(law: str, host: str, args: argparse.Namespace, seed: int
 
 
 def figures(plan: rounds.Plan, limits: rounds.Limits) -> list[float]:
-    """Of :data:`COLUMNS`: a number, hours, hours and GB."""
+    """Return the values of :data:`COLUMNS`: a number, hours, hours and GB."""
     return [len(plan.rounds), plan.total / 3600, plan.kept / 3600,
             max(rounds.views(part, limits) for part in plan.rounds) / 1e9]
 
 
 def candidates(found: list[rounds.Disk], limits: rounds.Limits
                ) -> dict[str, list[rounds.Plan]]:
-    """The plans to choose from: all at once, and those of each heuristic."""
+    """Return the plans: all at once, and those of each heuristic."""
     return {'all at once': [rounds.plan([found], limits)],
             **{name: rounds.candidates(found, limits, [name])
                for name in rounds.HEURISTICS}}
@@ -106,7 +106,7 @@ def candidates(found: list[rounds.Disk], limits: rounds.Limits
 
 def cheapest(found: dict[str, list[rounds.Plan]], limits: rounds.Limits,
              weight: float) -> dict[str, list[float]]:
-    """The figures of each's cheapest plan."""
+    """Return the figures of the cheapest plan of each."""
     return {name: figures(min(of_name, key=lambda plan: plan.cost(weight)),
                           limits) for name, of_name in found.items()}
 
@@ -118,7 +118,7 @@ def show(name: str, found: dict[str, list[float]]) -> None:
 
 
 def all_plans(found: list[rounds.Disk]) -> Iterator[list[list[rounds.Disk]]]:
-    """Every way to divide disks into rounds."""
+    """Yield every way to divide disks into rounds."""
     if not found:
         yield []
         return
@@ -130,7 +130,7 @@ def all_plans(found: list[rounds.Disk]) -> Iterator[list[list[rounds.Disk]]]:
 
 def factors(args: argparse.Namespace, limits: rounds.Limits
             ) -> dict[str, float]:
-    """The worst T of each heuristic, in T of the best with as many rounds."""
+    """Return the worst T of each heuristic, in T of the best such plan."""
     worst = dict.fromkeys(rounds.HEURISTICS, 0.0)
     small = argparse.Namespace(hosts=SMALL[0], disks=SMALL[1], rate=args.rate)
     for seed, (law, host) in enumerate(sets()):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Compute what backups of 100 and of 10,000 hosts would take.
+"""Compute the requirements of backups of 100 and of 10,000 hosts.
 
 Run it from a checkout::
 
@@ -19,9 +19,9 @@ import common  # noqa: F401  finds the packages beside it
 
 from glance_dedup.backup import rank_exchange
 
-#: What a rank may take, in MB.
+#: The memory limit of a rank, in MB.
 MEMORY = 35
-#: How many ranks there may be in a job.
+#: The maximum of ranks in a job.
 RANKS = 4096
 BLOCK = 4096
 RECORD = 13
@@ -30,14 +30,14 @@ EXCHANGES = 4
 
 
 def figure(value: float, unit: str, origin: str):
-    """A figure that goes into the sums."""
+    """Return a figure that goes into the sums."""
     return dataclasses.field(
         default=value, metadata={'unit': unit, 'origin': origin})
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What the sums are made of."""
+    """The figures behind the sums."""
 
     disks: float = figure(25, 'for each host', "the paper's cloud")
     disk_gb: float = figure(40, 'GB', "the paper's cloud")
@@ -67,7 +67,7 @@ class Figures:
 
 
 def night(figures: Figures, hosts: int) -> dict[str, float]:
-    """The sums of one night."""
+    """Return the sums of one night."""
     size = figures.disks * figures.disk_gb * 1e9
     dirty = hosts * size * figures.dirty / 100
     asked = dirty / BLOCK * figures.asked / 100
@@ -104,7 +104,7 @@ def night(figures: Figures, hosts: int) -> dict[str, float]:
 
 
 def shares(figures: Figures, sums: dict[str, float]) -> dict[str, float]:
-    """What is needed of each thing, as a share of what there is."""
+    """Return the required share of each resource."""
     hosts = sums['hosts']
     return dict(sorted({
         f'ranks of one job ({RANKS})': hosts / RANKS,
@@ -121,12 +121,12 @@ def shares(figures: Figures, sums: dict[str, float]) -> dict[str, float]:
 
 
 def number(value: float) -> str:
-    """Three digits, for people."""
+    """Format three digits, for people."""
     return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
 def report(figures: Figures, hosts: list[int]) -> list[str]:
-    """All tables, line by line."""
+    """Return all tables, line by line."""
     lines = []
     for field in dataclasses.fields(figures):
         lines.append(f'{field.name:10}'

@@ -33,8 +33,8 @@ from typing import NamedTuple
 SECTOR = 512
 #: The most sectors of one line, 32 MiB, and the last sector there may be.
 MAX_COUNT, END = 1 << 16, 1 << 40
-#: Of an operation: its first block, how many blocks, and what to do. 16 bytes
-#: for each block follow, which name its content.
+#: The head of an operation: its first block, the number of blocks, and the
+#: kind. 16 bytes for each block follow, which name its content.
 HEAD = struct.Struct('<QII')
 ID = 16
 READ, WRITE, CHECK = range(3)
@@ -100,7 +100,7 @@ def read(path: str, most: int) -> Iterator[Line]:
 # -- operations ---------------------------------------------------------------
 
 def operation(kind: int, first: int, ids: bytes) -> bytes:
-    """The bytes of an operation, as :func:`operations` yields them."""
+    """Return the bytes of an operation, as :func:`operations` yields them."""
     return HEAD.pack(first, len(ids) // ID, kind) + ids
 
 
@@ -114,7 +114,7 @@ def operations(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 class Work(NamedTuple):
-    """Operations, and what they come to."""
+    """Operations, and their totals."""
 
     data: bytes
     blocks: int     #: numbers that blocks may have
@@ -123,12 +123,12 @@ class Work(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Of the blocks written to the different ones among them."""
+        """Return the blocks written for each different one."""
         return self.written / max(1, self.different)
 
 
 def _ids(line: Line, count: int) -> bytes:
-    """The hash is that of the whole line; each further block has its own."""
+    """Return a line's ids: the hash, and for further blocks one of its own."""
     return line.md5 + b''.join(
         hashlib.md5(line.md5 + i.to_bytes(4, 'little'),
                     usedforsecurity=False).digest() for i in range(1, count))
