@@ -6,11 +6,11 @@ Run it from a checkout in which the extension is built::
 
     python benchmarks/accounts.py [--mib 512 1024 2048] [--dir DIR]
 
-Accounts are kept by the block, and what they take goes by distinct blocks.  So
-the image is of blocks of 512 bytes, the least there are, each of which is
-different: 2 GiB have as many blocks as 16 GiB with blocks of 4 KiB.  For each
-size, in a process of its own that begins with an open catalog, the growth of
-the process's memory at its peak is shown by
+Accounts are kept by the block, and what they take goes by distinct blocks. So
+the image is of blocks of 512 bytes, the minimum, which are all different: 2
+GiB have as many blocks as 16 GiB with blocks of 4 KiB. For each size, in a
+process of its own that begins with an open catalog, the growth of the
+process's memory at its peak is shown by
 
 * counting the image, and one that is the same; and un-counting the latter;
 * rebuilding the catalog, with both;

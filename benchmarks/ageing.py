@@ -11,21 +11,21 @@ named, or a later version of one that is stored: a share (``--changed``) of its
 blocks differs, in runs of 4 KiB to 1 MiB. Then, in each round, ``--exchanged``
 images chosen at random are deleted, and as many later versions of others are
 stored; and the daemon's tasks run. The same is done in several repositories,
-each with tasks of its own (``--tasks``), so that one sees what a task does.
+each with tasks of its own (``--tasks``), to show the effect of each task.
 Every few rounds (``--every``) it shows, of all images:
 
 * extents of blocks of an image, and how long they are;
 * seeks that reading an image from end to end takes, as the engine counts them,
   and bytes read for each byte that is not zero;
 * the rate at which a disk of the model (``--seek-ms``, ``--mb-s``) would read
-  what is not zero, beside the rate of a plain file on it;
-* the rate at which some of the images are read here, the page cache having
-  nothing of them, by the whole of their size;
+  the bytes that are not zero, beside the rate of a plain file on it;
+* the rate at which some of the images are read here, with nothing of them in
+  the page cache, by their full size;
 * bytes of the groups' files for each byte of the images that is not zero.
 
 ``--plot`` draws the rates, and the extents into a second file beside it. At
-the end every image is read back and compared with what was stored. With
-``--arrange`` it shows what another order of the blocks would do for the first
+the end every image is read back and compared with the stored bytes. With
+``--arrange`` it shows the effect of another order of the blocks for the first
 repository, as ``arranging.py`` does.
 """
 
@@ -95,7 +95,7 @@ class Collection:
     def make(self, read) -> tuple[str, bytes | bytearray]:
         """Return a new image, and its name.
 
-        :param read: gives the content of one that is there
+        :param read: returns the content of an image that exists
         """
         content: bytes | bytearray
         if self._count < len(self._bases):

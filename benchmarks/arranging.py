@@ -6,16 +6,16 @@ Run it from a checkout in which the extension is built::
 
     python benchmarks/arranging.py REPOSITORY
 
-It changes nothing: it takes the recipes and the places of their blocks, puts
-these elsewhere in thought, each block once, and works out what a disk of the
-model (``--seek-ms``, ``--mb-s``) has to do to read each image from end to end,
-as the engine would ask for it (readahead.c), but for the recipes. It shows the
-sum over all images: as it is; with all blocks in the order of their first
-image, or their last, or by which images need them; with those that only one
-image needs, or that lie scattered for every image that reads them, put
-together; and how the sum changes if what one of the worst images finds
-scattered is put together in its order. ``ageing.py --arrange`` shows the same
-of the repository that it made.
+It changes nothing: it takes the recipes and the places of their blocks,
+assumes other places for these, each block once, and computes the work of a
+disk of the model (``--seek-ms``, ``--mb-s``) for reading each image from end
+to end, as the engine would request it (readahead.c), without the recipes. It
+shows the sum over all images: as it is; with all blocks in the order of their
+first image, or their last, or by the images that need them; with the blocks
+joined that only one image needs, or that are scattered for every image that
+reads them; and the change of the sum if the scattered blocks of one of the
+worst images are joined in its order. ``ageing.py --arrange`` shows the same of
+the repository that it made.
 """
 
 import argparse
@@ -113,7 +113,7 @@ class Layout:
     def read(self, name: str, told: Callable | None = None) -> Cost:
         """Return the cost of reading an image from end to end.
 
-        :param told: of each request: its group, begin and end, and the bytes
+        :param told: gets each request: its group, start and end, and the bytes
             of it that are wanted
         """
         seeks = asked = at = 0

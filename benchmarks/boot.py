@@ -21,8 +21,8 @@ up.  Processors are emulated, and these, the servers' and OpenStack's own work
 share the machine, so that a start is slow here, and the store's part in it
 small.
 
-With ``--cold``, as root, the page cache is emptied and dedupd started anew
-before each start.
+With ``--cold``, as root, the page cache is emptied and dedupd restarted before
+each start.
 """
 
 import argparse

@@ -29,12 +29,12 @@ from the cache, with a layer of its own, while the image is on its way.
 
 Shown are, as medians over the rounds, the seconds from the request to the line
 on a server's console that says that it is up, and the bytes that came over the
-links, with everything that OpenStack's services say to each other; and of
-both the ratio to the plain download of the same round.  *Disk* is what the
-images, the servers and the cache take on the disks of the hosts when the
-servers are up.  Processors are emulated, and these, the servers' and
-OpenStack's own work share the machine, so that a start takes long here
-whatever the image comes through.
+links, including all traffic between OpenStack's services; and of both the
+ratio to the plain download of the same round. *Disk* is the space of the
+images, the servers and the cache on the disks of the hosts when the servers
+are up. Processors are emulated, and these, the servers' and OpenStack's own
+work share the machine, so that every start is slow here, by any way of the
+image.
 """
 
 import argparse

@@ -7,14 +7,14 @@ Run it from a checkout in which the extension is built::
     python benchmarks/budget.py [--versions 4] [--dir DIR] IMAGE...
 
 It stores the images, and later versions of each, one after the other, each by
-a handle of its own, which knows nothing but the filter; once for each budget.
-Then it merges. A line of the table has:
+a handle of its own, which only has the filter; once for each budget. Then it
+merges. A line of the table has:
 
-* the budget, and what it is per TiB of unique data, so that a few images stand
+* the budget, and its size per TiB of unique data, so that a few images stand
   for many: LiveDFS takes up to 2 GiB; it says that ZFS takes 64 and SDFS 8;
-* the sampling level that the filter came to: 1 in 2^level blocks has a hint;
+* the filter's final sampling level: 1 in 2^level blocks has a hint;
 * the share of the savings of an exact deduplication that the uploads reached,
-  and that there was after merging;
+  and the share after merging;
 * fingerprint stores read, and left out because of the cap, per GiB that is not
   zeros;
 * the rate of storing.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Compares content-defined chunking with fixed blocks: savings and costs.
+"""Compare content-defined chunking with fixed blocks: savings and costs.
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
@@ -13,11 +13,11 @@ stores into it, with lz4, the images, and then two twins of the last of them:
 one whose partition begins at sector 63 instead of 2048, and one with 100 bytes
 put in behind its first MiB. It shows
 
-* the bytes that were new of each, in percent of what is not zeros in it;
-* what the repository takes on the disk in the end, and how much of that is
-  metadata: fingerprint stores and recipes;
-* the blocks, and how long they are: the mean, and the length below which a
-  twentieth, a quarter, half, three quarters and nineteen twentieths of the
+* the bytes that were new of each, in percent of its bytes that are not zeros;
+* the repository's final size on the disk, and the metadata's part of it:
+  fingerprint stores and recipes;
+* the number of blocks, and their lengths: the mean, and the length below which
+  a twentieth, a quarter, half, three quarters and nineteen twentieths of the
   bytes of the first image are in blocks;
 * the processor time that storing took, per GiB of images, and the rate of
   chunking alone, on one core, of the first image's bytes, each as the median

@@ -14,12 +14,12 @@ slices in the cache, and, before all that, hot. The object store is a real
 server on this machine: the S3 gateway of JuiceFS, or Swift.
 
 For the limits it also measures how fast a scrub hashes the same blocks, how
-fast the server takes objects of a group's size that nobody had to read, and
-how fast it gives the same slices to somebody who only throws them away.
+fast the server takes objects of a group's size that need no reads before, and
+how fast it sends the same slices to a client that discards them.
 
 The counts are those of the client, which an object store bills. They do not
-depend on the machine, the speeds do. From the counts it computes what a month
-costs at the prices that are given; none is assumed, and what has no price is
+depend on the machine, the speeds do. From the counts it computes the cost of a
+month at the given prices; none is assumed, and amounts without a price are
 left out of the sum.
 """
 

@@ -16,8 +16,8 @@ left.
 ``download`` reads an image of so many MiB of noise from the daemon's socket,
 from its beginning to its end. ``boot`` starts the boot image of
 ``tools/boot_image`` in QEMU, with an emulated processor, from the daemon's NBD
-export, until its console says that it is up. Shown are also the GETs, the MiB
-that they brought, and how many were under way at once at most.
+export, until its console says that it is up. It also shows the GETs, the MiB
+that they received, and the maximum of GETs at once.
 """
 
 import argparse

@@ -42,9 +42,9 @@ def arguments(doc: str, *, paths: str = '', filter_dir: bool = False,
               ) -> argparse.ArgumentParser:
     """Return a parser with the options of a benchmark.
 
-    :param doc: its first sentence says what the benchmark shows
-    :param paths: how many images are named: ``*`` or ``+``; '': none
-    :param options: a default and what it means, by name; the meaning of
+    :param doc: its first paragraph is the description of the program
+    :param paths: the number of images: ``*`` or ``+``; '': none
+    :param options: a default and its meaning, by name; the meaning of
         :data:`OPTIONS` may be left out. False is a flag, and a list takes one
         value or several
     """
@@ -92,7 +92,7 @@ def count_rounds(rounds: int, what: str = 'round') -> Iterator[int]:
 def in_a_process(file: str, *arguments: Any, timeout: int = 3600) -> Any:
     """Run a benchmark's :func:`probe` in a process of its own.
 
-    :returns: what it wrote to the standard output, as JSON
+    :returns: its standard output, parsed as JSON
     """
     done = subprocess.run(
         [sys.executable, '-W', 'ignore', os.path.abspath(file), '--probe',
@@ -103,7 +103,7 @@ def in_a_process(file: str, *arguments: Any, timeout: int = 3600) -> Any:
 
 # -- repositories -------------------------------------------------------------
 
-#: Options of a repository that is made; the others are of one that is opened.
+#: Options for making a repository; all others are for opening one.
 CREATION = {'block_size', 'group_slots', 'segment_size', 'fingerprint',
             'chunking', 'verify'}
 

@@ -15,7 +15,7 @@ alternate between
   and two counters.
 
 The table has the medians of wall and processor time, counters included, and
-the largest proportional set size (PSS) that a counter was seen to have.
+the largest sampled proportional set size (PSS) of a counter.
 """
 
 import contextlib

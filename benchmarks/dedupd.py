@@ -14,7 +14,7 @@ to a reference of the same round:
 * eight readers of eight similar images at once, against eight plain files,
   with nothing in the page cache, and the bytes that came from the disk;
 * counting, collecting and merging: logical bytes and entries per second;
-* what a running upload loses while all of that goes on beside it;
+* the loss of a running upload while all of that runs beside it;
 * scrubbing, against reading the same files with ``cat``;
 * pulling an image of which most is there: bytes sent against bytes missing;
 * the catalog's bytes per million blocks, the memory of an idle daemon.

@@ -8,7 +8,7 @@ Run it from a checkout in which the extension is built::
 
 It stores the images, and later versions of each, one after the other; in a
 version a share of the blocks differs, in runs of 4 KiB to 1 MiB. Then it shows
-for each codec what was asked of the disk, after planning, with nothing cached:
+for each codec the requests to the disk, after planning, with nothing cached:
 
 * look-ups: fingerprint stores, while an image is stored by a process of its
   own;

@@ -11,11 +11,12 @@ libraries are needed::
 Data that no codec makes smaller is stored once. Then, in each round, on one
 processor and on two, a process stores it again from its memory, up to the
 commit, twice; the second time, with a handle that has not loaded anything, is
-shown. Just before and just behind it another process (``digest.c``) computes
+shown. Just before and just after it another process (``digest.c``) computes
 the fingerprints of the same blocks in the same way, and does nothing else.
 
-The ratio is that of the rates, and then that of processor seconds, which says
-what storing adds to the fingerprints where others use the machine, too.
+The ratio is that of the rates, and then that of processor seconds, which shows
+the cost that storing adds to the fingerprints if other programs use the
+machine, too.
 """
 
 import json

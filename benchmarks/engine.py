@@ -17,7 +17,8 @@ a ratio to its reference, which is measured in the same round, just before:
 * storing zeros, and reading an image back, against memcpy;
 * the same incompressible data stored with each codec, against codec none, by
   rate and by the processor time outside the kernel, where memory that was not
-  touched before does not count; and what is not zeros of the images named;
+  touched before does not count; and the bytes of the named images that are not
+  zeros;
 * the peak memory that storing takes, beside the filter;
 * bytes of filter per million blocks, of metadata per GiB;
 * for the images named: the stored bytes, and the inline path's share of the

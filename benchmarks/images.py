@@ -2,22 +2,24 @@
 
 """Build a set of real disk images from Debian packages, to measure with.
 
-Run it as root; ``bindep -b benchmark`` tells what it needs::
+Run it as root; ``bindep -b benchmark`` lists the packages that it needs::
 
     python benchmarks/images.py [--small] [--jobs 2] DIR
 
 25 images, 17 GB that are not zeros, in less than an hour on two processors
 that are busy with other things, too; the seven of ``--small``, 4.9 GB, in a
-quarter of one. Of several releases, roles and architectures, as an MBR with
-one partition of ext4; servers that have lived for a while (packages upgraded
-and added, logs grown and rotated, what was deleted still in the free blocks);
-the same server in a partition that starts at sector 63, on XFS, and as qcow2,
-plain and compressed. A foreign architecture's packages are unpacked only.
+quarter of one. They have several releases, roles and architectures, as an MBR
+with one partition of ext4; servers that have lived for a while (packages
+upgraded and added, logs grown and rotated, deleted bytes still in the free
+blocks); the same server in a partition that starts at sector 63, on XFS, and
+as qcow2, plain and compressed. A foreign architecture's packages are unpacked
+only.
 
 The packages come from the Debian mirror that apt uses on this machine. Images
-that are there already are kept: a run that was ended goes on where it was.
-``DIR/manifest.json`` lists them in their order: name, file, release, role,
-architecture, virtual size, and bytes in blocks of 4 KiB that are not zeros.
+that are there already are kept: a run that was ended continues where it
+stopped. ``DIR/manifest.json`` lists them in their order: name, file, release,
+role, architecture, virtual size, and bytes in blocks of 4 KiB that are not
+zeros.
 """
 
 import argparse
@@ -184,7 +186,7 @@ def not_zeros(path: str) -> int:
 def move_partition(source: str, skip: int, target: str, start: int) -> None:
     """Write a disk whose partition starts at a sector.
 
-    :param source: has it at an offset of ``skip``
+    :param source: has the partition at an offset of ``skip``
     """
     size = os.path.getsize(source) - skip
     with open(target, 'wb') as f:

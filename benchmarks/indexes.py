@@ -19,10 +19,10 @@ index finds by their fingerprints, in one transaction,
 
 ``--writes N`` stores the blocks, too, 4 GB for a million. In each round, each
 index then serves a volume, to which N blocks of 4 KiB are written, at random
-places: first new ones, then blocks from everywhere in the repository. What is
-shown is the time of the checkpoint, which looks them up and stores them, for
-each block; the share of the others that it found; and the fingerprint stores
-that it read for each.
+places: first new ones, then blocks from everywhere in the repository. It shows
+the time of the checkpoint, which looks them up and stores them, for each
+block; the share of the others that it found; and the fingerprint stores that
+it read for each.
 
 All figures but sizes are medians of the rounds, and compare the indexes with
 each other. INDEX_MIB is the filter's budget, and that of the caches of dtb and

@@ -7,8 +7,8 @@ Run it from a checkout in which the extension is built::
     python benchmarks/journal.py [--writes 300] [--rounds 5] [--dir DIR]
 
 A guest that flushes after each write has the volume's journal synced each
-time. This shows what the disk below DIR gets of one write of 4152 bytes, the
-record of a page, and its sync: writes, flushes, and KiB. The file
+time. This shows the work of the disk below DIR for one write of 4152 bytes,
+the record of a page, and its sync: writes, flushes, and KiB. The file
 
 * becomes longer with each write;
 * has its blocks, by ``fallocate``;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The rates of the metadata backends, and the memory that they take.
+"""Measure the rates and the memory of the metadata backends.
 
 Run it from a checkout; gcc and the engine's libraries are needed::
 

@@ -8,11 +8,11 @@ Run it from a checkout in which the extension is built::
         [--budget MIB,all] [--rounds 15] [--dir DIR] [--filter-dir /dev/shm]
 
 For each number of blocks a repository with so many is made (``synthetic.py``:
-its fingerprint stores are real, the blocks are not there), and removed behind
-it; 100 million blocks take 5.6 GB of DIR. Its filter is built from the groups,
-once with room for all blocks (``all``) and once with the budget that is the
-default. Then, in each round, after the same in the smallest repository, it
-looks up by their fingerprints
+its fingerprint stores are real, the blocks are not there), and removed
+afterwards; 100 million blocks take 5.6 GB of DIR. Its filter is built from the
+groups, once with room for all blocks (``all``) and once with the budget that
+is the default. Then, in each round, after the same in the smallest repository,
+it looks up by their fingerprints
 
 * new blocks: no store at hand has them, and the filter has no hint;
 * an image: 65536 blocks that were stored one after the other;
@@ -20,12 +20,12 @@ looks up by their fingerprints
   for it, so that only a part is found.
 
 It shows the nanoseconds of processor time per block, median and lowest of the
-rounds, and the lowest as a ratio to that of the smallest repository: whoever
-else uses the machine's memory makes look-ups slower, never quicker. They are
-those of ``Transaction.find``, which a pull uses. It loads up to 16 stores for
-1024 blocks, an upload up to four; and it looks at the group again for each
-block that it has found. The loads of stores and the share of blocks found are
-given, too.
+rounds, and the lowest as a ratio to that of the smallest repository: other
+programs that use the machine's memory make look-ups slower, never faster. The
+look-ups are those of ``Transaction.find``, which a pull uses. It loads up to
+16 stores for 1024 blocks, an upload up to four; and it checks the group again
+for each block that it has found. The loads of stores and the share of blocks
+found are given, too.
 """
 
 import contextlib

@@ -8,9 +8,9 @@ Run it from a checkout in which the extension is built::
 
 Every byte that is not a block's counts, as ``du`` does: percent are of the
 blocks before compression, and the last column is bytes for each block. It
-looks further into the parts of ``glance-dedup repository space``: into
-fingerprint stores (by the fields of an entry), recipes, and the exact index.
-It changes nothing; nobody should store meanwhile.
+divides some parts of ``glance-dedup repository space`` further: fingerprint
+stores (by the fields of an entry), recipes, and the exact index. It changes
+nothing; no process should store meanwhile.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Bytes = collections.Counter[str]
 
 
 def stores(engine: _engine.Maintenance) -> tuple[Bytes, int]:
-    """Return bytes of all groups' tables, by use, and their live blocks."""
+    """Return bytes of fingerprint stores, by use, and their live blocks."""
     found: Bytes = collections.Counter()
     live = 0
     for number in engine.groups():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The store beside its peers, on images that the caller names.
+"""Compare the store with its peers, on images that the caller names.
 
 Run it from a checkout in which the extension is built, as root for loop
 devices and an empty page cache; the packages of the profile *benchmark* in
@@ -11,20 +11,20 @@ devices and an empty page cache; the packages of the profile *benchmark* in
 Each peer, at its defaults unless its name says otherwise, in a directory of
 its own:
 
-* takes the images in, one after the other, and then does what it does later,
-  if it does anything (*maintenance*). *Stored* is what its files take on the
-  disk by then, all metadata counted, and its ratio to restic's. Not counted
-  are caches that can be made again: the store's filter in memory, and what
-  borg and restic keep in the user's home;
+* takes the images in, one after the other, and then does its later work, if it
+  has any (*maintenance*). *Stored* is the space of its files on the disk by
+  then, all metadata counted, and its ratio to restic's. Not counted are caches
+  that can be made again: the store's filter in memory, and the files of borg
+  and restic in the user's home;
 * gives the first ``--restored`` images back, as streams of all their bytes,
   cold and warm, next to ``cat`` of the image as a plain file in the same state
   of the page cache: medians of the rounds, and of the ratios to ``cat``. Then
-  every image is compared with what was taken in;
+  every image is compared with its source;
 * deletes the last image and gets its space back;
 * takes the others in again, under other names.
 
 Processor seconds, in brackets, and the memory, that of the largest, are of the
-peer's processes. What a file system does is the kernel's, and not in them.
+peer's processes. The work of a file system is the kernel's, and not in them.
 """
 
 from collections.abc import Callable, Iterator

@@ -8,18 +8,19 @@ Run it from a checkout in which the extension is built::
 
 It shows:
 
-* unique data, of which every sample is in vain: stored as it is, and by a
+* unique data, of which no sample is found: stored as it is, and by a
   transaction that takes no samples, in turns, each in a repository of its own;
   by the engine alone, without compression and with, and by a whole upload with
-  two of Glance's hashes beside it. What is not zeros of the images named is
-  taken for it; noise, if none is;
-* what changes its phase all the time, against storing it without samples,
-  time and bytes: at each block; and at each batch, with stored blocks just
-  where samples are taken, and nowhere else, so that it is cut anew in vain;
+  two of Glance's hashes beside it. The data are the bytes of the named images
+  that are not zeros, or noise;
+* data that change their phase all the time, against storing them without
+  samples, time and bytes: at each block; and at each batch, with stored blocks
+  just where samples are taken, and nowhere else, so that they are cut again
+  without a gain;
 * for each image named, its twin with the first partition at sector 63 rather
-  than 2048, stored behind it: which part of its non-zero bytes is stored
+  than 2048, stored behind it: the part of its non-zero bytes that is stored
   again, within one scope, within a project's, and where blocks are compared by
-  value; and what would be if blocks were looked for only where they are cut.
+  value; and the part if blocks were only searched where they are cut.
 
 Rates are medians of the rounds, with the lowest and the highest, and the ratio
 to the same without samples; and so is the processor time outside the kernel,

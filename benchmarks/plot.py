@@ -2,10 +2,11 @@
 
 """Line and bar charts, as SVG: ``--plot FILE`` of the benchmarks.
 
-Needs matplotlib (``benchmarks/requirements.txt``); without it the benchmark
-says so at its start, not after its run: call :func:`argument`. The same
-figures give the same bytes. Made to be read at a width of 800 pixels; the
-colours can be told apart by the colour-blind, and lines by their marks, too.
+They need matplotlib (``benchmarks/requirements.txt``); without it the
+benchmark fails at its start, not after its run: call :func:`argument`. The
+same figures give the same bytes. The charts are for a width of 800 pixels;
+colour-blind readers can distinguish the colours, and the lines by their marks,
+too.
 """
 
 import argparse
@@ -66,8 +67,8 @@ def lines(series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     """Draw lines.
 
     :param series: by name: places on the x axis, and figures
-    :param x: what the x axis shows, with its unit; so for ``y``, which starts
-        at 0 unless it is logarithmic
+    :param x: the values on the x axis, with their unit; so for ``y``, which
+        starts at 0 unless it is logarithmic
     """
     with _axes(title, path, 4.5) as axes:
         for i, (name, (places, figures)) in enumerate(series.items()):
@@ -91,10 +92,10 @@ def bars(groups: Sequence[str], series: Mapping[str, Sequence[float | None]],
          y: str, title: str, path: str, *, digits: int = 1) -> None:
     """Draw horizontal bars, which leave room for names, with their figures.
 
-    :param groups: what is compared, from top to bottom
+    :param groups: the compared subjects, from top to bottom
     :param series: by name: a figure for each group, or None where there is
         none; several are drawn beside one another
-    :param y: what the figures are, with the unit
+    :param y: the meaning of the figures, with the unit
     """
     thick = 0.8 / len(series)
     count = len(groups) * len(series)

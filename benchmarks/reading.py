@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reading images back, beside the plain files on the same disk.
+"""Measure reading images back, beside the plain files on the same disk.
 
 Run it from a checkout in which the extension is built::
 
@@ -20,9 +20,9 @@ and from each repository, by its engine, with a new handle:
 
 and through the socket of a dedupd, warm and hot; as rates of the images'
 sizes, zeros included, with the median, the lowest and the highest of the
-rounds, and their ratios to ``cat`` in the same round; and what came from the
-disk. ``pread`` is what ``cat`` does, in pieces and from a process like the
-engine's, so that one sees what the comparison owes to that.
+rounds, and their ratios to ``cat`` in the same round; and the bytes from the
+disk. ``pread`` reads as ``cat`` does, in pieces and from a process like the
+engine's, to show the effect of that on the comparison.
 
 Then each image becomes a file, on the same disk and durable: by ``cp`` and
 ``sync`` from the plain file, and by ``glance-dedup image get`` from each
@@ -35,8 +35,8 @@ nothing of any at first) and warm (once more). ``--ranges 0`` leaves it out.
 
 Then ``--storm`` versions of the first image are read at once, as when many
 servers are booted: by as many ``cat`` from plain files, by threads from each
-repository, and through a dedupd; cold, with what came from the disk, and what
-of the page cache the files fill afterwards. ``--storm 0`` leaves it out.
+repository, and through a dedupd; cold, with the bytes from the disk, and the
+files' bytes in the page cache afterwards. ``--storm 0`` leaves it out.
 """
 
 from collections.abc import Callable

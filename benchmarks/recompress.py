@@ -9,7 +9,7 @@ Run it from a checkout in which the extension is built::
         [--cache-mib 0] [--dir DIR] IMAGE...
 
 The images are stored, with lz4, in one repository, and its groups then
-compressed anew with each codec in turn, with each number of threads. With
+compressed again with each codec in turn, with each number of threads. With
 ``-similar`` behind codec and level, similar blocks come next to each other. It
 shows
 
@@ -23,7 +23,7 @@ shows
   codec.
 
 Each as the median of the rounds with the lowest and the highest. Beside each
-rate stands its ratio to that of what is stored, of the same round.
+rate stands its ratio to that of the stored data, of the same round.
 """
 
 import functools

@@ -8,16 +8,16 @@ Run it from a checkout in which the extension is built::
 
 It stores the images in one repository, and sends them, one after the other, to
 the daemon of another, which is empty at first, as ``glance-dedup image
-replicate`` does. Over a Unix socket: the bytes counted are those of all
+replicate`` does. It uses a Unix socket: the bytes counted are those of all
 requests, without TLS. Of each image the table has
 
 * its bytes, and those that are not zeros;
-* what an exact deduplication of it and those before it keeps of it: its unique
-  bytes, before compression; and these as they are stored at home;
-* the bytes sent, the share of those that are not zeros, and how long it took.
+* its unique bytes, which an exact deduplication of it and the images before it
+  would keep, before compression; and these as they are stored at home;
+* the bytes sent, the share of those that are not zeros, and the seconds.
 
-Then each image is sent once more: what is there is found to be there by its
-description alone. At last the other repository's images are compared with the
+Then each image is sent once more: its description alone is enough to find its
+blocks there. At the end the other repository's images are compared with the
 files.
 """
 

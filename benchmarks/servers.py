@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Disks of servers side by side: plain files, qcow2 overlays, volumes.
+"""Compare disks of servers: plain files, qcow2 overlays, and volumes.
 
 Run it from a checkout in which the extension is built::
 
@@ -14,7 +14,7 @@ In each round, for each kind of disk in turn, on the same file system:
   over it, or a clone with its server. Shown are the seconds until the disk is
   made, and until the console says that the server is up;
 * then all disks get the same 32 MiB, as an update of their system would write.
-  Shown is what all takes on the file system, the image with it, before and
+  Shown is the space of all on the file system, the image with it, before and
   after;
 * then fio writes MIB into one disk: at random places, 4 KiB each, 16 at a time
   with a flush after every 32; and in order, 1 MiB at a time, with a flush at
@@ -23,7 +23,7 @@ In each round, for each kind of disk in turn, on the same file system:
   qemu-nbd.
 
 A ratio is to the plain file of the same round. Processors are emulated, so a
-start takes long whatever the disk is. No figure passes or fails.
+start is slow from any kind of disk. No figure passes or fails.
 """
 
 import argparse

@@ -14,10 +14,10 @@ on an ext4 in a file of DIR, mounted by a loop device: 100 million blocks take
 * by a clean stop;
 * by a process that is killed with SIGKILL in the middle of an upload;
 * by a loss of power in the middle of an upload: the file system is shut down
-  without writing anything more, so that what was not synced is lost, and the
-  filter, on its tmpfs, is, too. An image of 100 MiB was committed just
+  without writing anything more, so that bytes that were not synced are lost,
+  and the filter, on its tmpfs, is, too. An image of 100 MiB was committed just
   before. Its group's record is lost then, and its entries are a tail, which
-  the next writer has to judge; that there is one is made sure of;
+  the next writer has to judge; the benchmark checks that there is one;
 * by a clean stop, and the filter is deleted.
 
 After each, with the page cache emptied and then again without, it shows the

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Makes repositories with very many blocks, for measuring what they cost.
+"""Make repositories with very many blocks, for measuring their costs.
 
 Run it from a checkout; gcc and the engine's libraries are needed::
 
     python benchmarks/synthetic.py DIRECTORY BLOCKS [--images N] [--data]
 
 The groups, their headers, records and fingerprint stores, and the recipes are
-real ones. The blocks themselves are not there, unless ``--data`` asks for
-them: a group's file has holes in their place. So 100 million blocks, 400 GB of
-images, take 5.6 GB of the disk, and about a minute. Other programs may use
-:func:`make`, and :func:`fingerprint` to know what is stored.
+real ones. The blocks themselves are not there, unless ``--data`` is given: a
+group's file has holes in their place. So 100 million blocks, 400 GB of images,
+take 5.6 GB of the disk, and about a minute. Other programs may use
+:func:`make`, and :func:`fingerprint` for the stored fingerprints.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def content(i: int, size: int = 4096) -> bytes:
 
 
 def fingerprint(i: int, data: bool = False, size: int = 4096) -> bytes:
-    """The fingerprint of block i, in a repository whose digest is sha256."""
+    """Return block i's fingerprint, in a repository whose digest is sha256."""
     return hashlib.sha256(content(i, size if data else 8)).digest()
 
 
@@ -52,7 +52,7 @@ def image_id(number: int) -> str:
 
 
 def build(directory: str, name: str = 'synthetic', *more: str) -> str:
-    """Compile a program with the engine: the one that writes, or another.
+    """Compile a program with the engine: the writer, or another.
 
     :param more: further files of it, without their ending
     :returns: its path

@@ -19,7 +19,7 @@ In each round, one behind the other, for one client and for several:
 * md5 and sha512 alone, each on a thread of its own, over the same bytes;
 * the file driver; and it again with an fsync of its file, since an image in
   this store is on the disk when the upload is answered;
-* this store, empty, with each codec: what is new to it, and then the same
+* this store, empty, with each codec: with new data, and then with the same
   again (``-cached`` is written through the page cache, ``-direct`` beside it,
   the others as the store chooses, which has to find out first; ``lz4-yields``
   gives way when processors are short).

@@ -16,10 +16,10 @@ made: half of each is common to all, a tenth is zeros, the rest is its own.
 nights
     Three nights; on each but the first, so many percent of the segments
     change, each in two blocks of 4 KiB. The DISKs are read in their place, if
-    there are any. With ``--dirty-bits`` the ranks are told which segments
-    changed, as by a driver that keeps dirty bits; else they read each one. For
-    each night: processor seconds of each stage, the rate of virtual bytes for
-    each second of a processor, bytes read and stored, and the most memory of a
+    there are any. With ``--dirty-bits`` the ranks get the changed segments, as
+    from a driver that keeps dirty bits; otherwise they read each one. For each
+    night: processor seconds of each stage, the rate of virtual bytes for each
+    second of a processor, bytes read and stored, and the maximum memory of a
     rank (PSS, sampled every 50 ms), in all and without pages of files. At the
     end, the stored bytes next to those of the same disks uploaded one after
     the other, and whether each backup has its disk's bytes.
@@ -28,8 +28,8 @@ memory
     buffers of option 2 (the product's) and of option 1 (a send buffer for each
     partition of each rank; only here). Both options get the same memory for
     buffers. A trial is two nights in a repository of its own. In the first,
-    all blocks are new. In the second nothing is known of the night before but
-    the index, so each block is asked for, and found.
+    all blocks are new. In the second only the index is left from the night
+    before, so each block is requested, and found.
 buffers
     Figure 9: the size of a message varies, in such trials.
 
@@ -245,7 +245,7 @@ def run_night(repo: image_repository.Repository, settings: backup_job.Settings,
 
 
 class Job(backup_job.Job):
-    """A job whose number of partitions may be given."""
+    """A job with an optional number of partitions."""
 
     partitions: int | None = None
 

@@ -2,9 +2,9 @@
 
 """A rank of a batch backup that is measured (``batch.py`` starts it).
 
-It is the product's rank, and writes what happens to a file besides: each event
-with the processor time of this process so far. The environment variable
-``BATCH_RANK`` has the :class:`Trial` as JSON: what is varied.
+It is the product's rank, and also writes its events to a file: each event with
+the processor time of this process so far. The environment variable
+``BATCH_RANK`` has the :class:`Trial` as JSON: the varied values.
 """
 
 import cProfile

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""DEDE's experiments, on this store.
+"""Run DEDE's experiments on this store.
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
@@ -9,16 +9,16 @@ Run it from a checkout in which the extension is built; gcc is needed::
 
 After Clements, Ahmad, Vilayannur and Li, "Decentralized Deduplication in SAN
 Cluster File Systems", USENIX ATC 2009. Their figures stand beside those
-measured. ``equalblocks.py`` has what they found out about their images.
+measured. ``equalblocks.py`` has their analysis of images.
 
 *Savings.* Images are stored by one host, by four hosts in turn, and by four
-hosts that look for no duplicates, as DEDE's do. Then merging shares what is
-left. Each of these hosts is a handle of this process, with a filter of its
-own; all use one directory of this machine. Before each image its host looks at
-what the others stored: the images stand for ones that come further apart than
-the interval of these looks. ``hosts.py`` has hosts of which each has a mount,
-a daemon and a process that stores, and says what the images are. These hosts
-need root and FUSE.
+hosts that search for no duplicates, as DEDE's do. Then merging shares the
+remaining duplicates. Each of these hosts is a handle of this process, with a
+filter of its own; all use one directory of this machine. Before each image its
+host scans the blocks that the others stored, as if the images came further
+apart than the interval of these scans. ``hosts.py`` has hosts of which each
+has a mount, a daemon and a process that stores, and describes the images.
+These hosts need root and FUSE.
 
 *Index.* ``exactindex.py`` makes indexes of growing size.
 
@@ -37,8 +37,8 @@ need root and FUSE.
 blocks in the catalog. *Merging* is the whole task. It also reads each block
 that stays, which the page cache may still have.
 
-*Logs.* A host of DEDE logs what it writes. Here a host reads the fingerprint
-stores of the others. One host stores, and another looks.
+*Logs.* A host of DEDE logs its writes. Here a host reads the fingerprint
+stores of the others. One host stores, and another scans.
 """
 
 import array

@@ -16,14 +16,13 @@ zeros in DIR. Three tables:
   All shares are of the bytes in blocks of 4 KiB that are not zeros. *With
   entries*: the kept blocks and 57 bytes of fingerprint store for each, without
   which they cannot be found;
-* the distribution of reference counts, of blocks of 4 KiB: how many of the
-  kept ones are used once, twice, and so on, and what share of all blocks these
-  are;
-* what linked clones would reach, which share what is equal at the same offset
-  only, in blocks of 4 KiB: of a base, which is the image after which it is
+* the distribution of reference counts, of blocks of 4 KiB: the number of kept
+  ones that are used once, twice, and so on, and their share of all blocks;
+* the savings by linked clones, which only share equal blocks at the same
+  offset, in blocks of 4 KiB: of a base, which is the image after which it is
   called (``sid-web`` of ``sid-web-old``), or else the first one named of its
   distribution (its directory's name, or its own up to the first dash); and, as
-  a bound for whatever bases are chosen, of any image.
+  a bound for any choice of bases, of any image.
 """
 
 import json
@@ -38,7 +37,7 @@ from common import MIB
 import plot
 import synthetic
 
-#: The bytes of the fingerprint table for each block: nine entries fill a
+#: The bytes of the fingerprint store for each block: nine entries fill a
 #: sector of 512.
 ENTRY = 512 / 9
 BLOCK = 4096

@@ -16,7 +16,7 @@ Two tables:
 * a scan after so much new data was stored by another host, and by this host.
 
 Bytes are those that the process read by system calls. In the first table they
-leave out the list of names, for which nobody counts them.
+leave out the list of names, for which the system does not count them.
 """
 
 import os

@@ -10,19 +10,19 @@ Run it from a checkout in which the extension is built::
 In each round, with a repository of its own for each index:
 
 * new data, as an upload and as writes to a volume in order with a checkpoint:
-  looked for, or not (NODEDUP); an upload also as a compressed one, of which
-  only samples are looked for;
+  with a search for duplicates, or without (NODEDUP); an upload also as a
+  compressed one, of which only samples are searched;
 * the same compressed file again, which must be found;
-* a copy within a volume, read and written 8 MiB at a time after the caches
-  are empty: with and without PREFETCH of what is read, with the filter and
+* a copy within a volume, read and written 8 MiB at a time after the caches are
+  empty: with and without PREFETCH of the blocks to read, with the filter and
   without one;
 * the journal of an ext4, written over and over with a checkpoint each time:
   with its superblock, which says where the journal is, and without.
 
 A gain is the rate with the hint to that without, of the same round; and the
-same of what was done in each second of processor time. Beside them stand those
-of Mandal et al., "Using Hints to Improve Inline Block-layer Deduplication"
-(FAST 2016), for Dmdedup on a disk. No figure passes or fails.
+same for the work in each second of processor time. Beside them stand those of
+Mandal et al., "Using Hints to Improve Inline Block-layer Deduplication" (FAST
+2016), for Dmdedup on a disk. No figure passes or fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -237,7 +237,7 @@ def measure(directory: str, filter_dir: str, mib: int,
 
 
 class Gain(NamedTuple):
-    """The median of what a hint gained, in one place."""
+    """The median gain by a hint, in one place."""
 
     hint: str  #: as in DMDEDUP
     place: str

@@ -10,15 +10,15 @@ headers of FUSE are needed::
 
 Each host has a mount of the directory (``tests/sharedfs``): a client with page
 cache, names and locks of its own, which keeps names and attributes for longer
-than this runs. So a host learns of the others only what it asks for. On each
-host run a dedupd, by which the host's filter follows the others, and a process
-that stores images, both with that filter. The images are stored
+than this runs. So a host only gets the changes of others that it requests. On
+each host run a dedupd, by which the host's filter follows the others, and a
+process that stores images, both with that filter. The images are stored
 
 * *in turn*: each by the next host, when that host has scanned the groups
-  stored before. The images stand for ones that come further apart than the
-  scans;
+  stored before. This is as if the images came further apart than the scans;
 * *at once*: all hosts begin together, and each stores its share without a
-  pause. What several of them store between two looks is stored several times.
+  pause. Blocks that several of them store between two scans are stored several
+  times.
 
 Then the daemon that is the maintainer merges. Shares are of the bytes that are
 not zeros, without compression. Without IMAGE, the benchmark makes images: they

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The experiments of LiveDFS, on this store.
+"""Run the experiments of LiveDFS on this store.
 
 Run it from a checkout in which the extension is built; gcc is needed, and for
 A4 root, for B2 Glance and uWSGI::
@@ -14,14 +14,14 @@ Storage of Virtual Machine Images in an Open-Source Cloud", Middleware 2011:
 
 * A1: an image of noise is written, all of it new, in pieces of 4 MiB;
 * A2: it is read from end to end, with nothing of it in the page cache;
-* A3: it is written again, under another name, the page cache having nothing;
+* A3: it is written again, under another name, with nothing in the page cache;
 * A4: the power is lost: an image was committed, and another one is being
   written. Bytes that were not synced are gone, and the filter. Then the file
   system is mounted, the repository opened and its filter rebuilt, 4 MiB of
   new data stored, the committed image read, and the other one written again;
 * B1: the images named are stored one after the other, distribution by
-  distribution, which is what their directories say, or else their names up to
-  the first dash: what each takes, zero blocks counted and not;
+  distribution, by the names of their directories, or else their own names up
+  to the first dash: the bytes that each takes, with zero blocks and without;
 * B2: each of them is uploaded to a Glance, into this store and into its file
   store.
 
@@ -36,13 +36,13 @@ as if it were built otherwise, where that can make a difference:
   itself (A3: without duplicates none is loaded, and reading an image never
   loads one);
 * ``--no-combining``: each block is written by itself, and the page with its
-  entry, too (A1: what is on the disk then is the same, and of duplicates
-  nothing is written).
+  entry, too (A1: the same bytes are on the disk then, and none of duplicates
+  are written).
 
-Beside what was measured stands what a disk with a head would need, since an
-SSD, or a virtual disk, hides it: ``--seek-ms`` for each seek to another place,
-``--near-ms`` within a group or file (half a turn, at 7,200 a minute), and
-``--mb-s`` for what it reads and writes. diskmodel.h says what is a seek.
+Beside the measured time is the time that a disk with a head would need, since
+an SSD, or a virtual disk, hides it: ``--seek-ms`` for each seek to another
+place, ``--near-ms`` within a group or file (half a turn, at 7,200 a minute),
+and ``--mb-s`` for its reads and writes. diskmodel.h defines a seek.
 """
 
 import argparse

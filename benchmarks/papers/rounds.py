@@ -10,14 +10,14 @@ Run it from a checkout::
 Each of 22 sets has so many disks on each host, of 40 GB on average, with sizes
 that differ by another law. A host reads RATE MB of virtual disk in a second:
 88 in Agun, Zhang and Yang's paper. A third of the servers write some MB in a
-second, the others hardly. What a round costs besides, OVERHEAD, is the time
-for reading the index once.
+second, the others hardly. The additional cost of a round, OVERHEAD, is the
+time for reading the index once.
 
 For each set: the hours of all rounds, the hours for which a view is kept on
 average, and the most GB that the views of a host take, of all disks at once
 and of the cheapest plan of each heuristic. Then the means of all sets, by the
 weight of the total time. At the end, how far the total time of each heuristic
-is from the best that there is, in small sets of the same laws, of which all
+is from the best possible one, in small sets of the same laws, of which all
 plans are tried. The paper proves a factor of 2. No time passes and nothing is
 stored.
 """

@@ -6,9 +6,9 @@ Run it from a checkout::
 
     python benchmarks/papers/scale.py [--hosts N ...] [--FIGURE VALUE ...]
 
-It multiplies measured figures; nothing is stored, and no host is asked. It
-prints the figures, with where they come from, then the sums of a night, and
-then what of each thing is there, with the scarcest first.
+It multiplies measured figures; nothing is stored, and no host is used. It
+prints the figures with their origins, then the sums of a night, and then the
+required share of each resource, the scarcest first.
 """
 
 import argparse

@@ -16,8 +16,9 @@ International University ("I/O Deduplication", FAST 2010). Each line is::
 bytes. Dmdedup was measured with these traces. They are not part of this
 project. :func:`generate` makes others of the same form, which have Dmdedup's
 ratios of blocks written to different blocks, exactly but for rounding. Nothing
-else about them is true of those servers: half of the writes go on behind the
-last one, the others go anywhere, and repeated contents are mostly recent ones.
+else about them is true of those servers: half of the writes continue behind
+the last one, the others are anywhere, and repeated contents are mostly recent
+ones.
 """
 
 import argparse
@@ -68,7 +69,7 @@ class Line(NamedTuple):
 def parse(text: str) -> Line:
     """Read one line; the process's name may have spaces.
 
-    :raises ValueError: says what is wrong with the line
+    :raises ValueError: the message names the fault of the line
     """
     found = _LINE.fullmatch(text.strip())
     if found is None:
