@@ -97,7 +97,7 @@ def test_recompression_is_estimated(place, tmp_path):
     (place / 'a').write_bytes(text(3 * MIB, 1) + noise(MIB, 3)
                               + b'line of text\n' * (MIB // 13))
     found = estimate.estimate([str(place / 'a')], estimate.Options())
-    # Only full groups are recompressed: of some blocks, and many.
+    # Only full groups are recompressed; this content fills several of them.
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     with repositories.open_repository(path) as repo:
         repo.put('a', place / 'a')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What makes an image of the repository an orphan, by Glances' answers."""
+"""An image of the repository is judged an orphan by the Glances' answers."""
 
 import pytest
 
@@ -21,7 +21,7 @@ STAT = openimages.ImageStat('a', '', '', '', 1, 0, 1, 1, 1, 1, 0)
 @pytest.mark.parametrize('answers, store, reason', [
     ([None], None, 'does not know it'),
     ([None, None], 'dedup1', 'does not know it'),
-    # Whoever has it keeps it.
+    # An image that one of the Glances still uses is no orphan.
     ([None, answer()], 'dedup1', None),
     ([answer(), None], None, None),
     ([answer(stores='file1'), answer()], 'dedup1', None),
@@ -32,7 +32,7 @@ STAT = openimages.ImageStat('a', '', '', '', 1, 0, 1, 1, 1, 1, 0)
     ([answer(stores='file1')], None, None),
     ([answer(stores='file1'), answer(stores='b,a')], 'dedup1',
      'elsewhere: a, b, file1'),
-    # Locations that do not say in which store they are.
+    # These locations do not name the store that they are in.
     ([answer(stores='')], 'dedup1', None),
     # About to come.
     ([answer(stores='file1', importing='dedup1')], 'dedup1', None),
@@ -40,10 +40,10 @@ STAT = openimages.ImageStat('a', '', '', '', 1, 0, 1, 1, 1, 1, 0)
     ([answer('uploading', '')], 'dedup1', None),
     ([answer('importing', '')], 'dedup1', None),
     ([answer('queued', ''), answer('saving', '')], None, None),
-    # Without data.
+    # Glance knows the image, but it has no data.
     ([answer('queued', '')], None, 'no data'),
     ([answer('queued', ''), None], 'dedup1', 'no data'),
-    # Whatever else there is.
+    # Images in any other status are no orphans.
     ([answer('killed', '')], None, None),
     ([answer('pending_delete', '')], None, None),
     ([answer('of a later release', '')], 'dedup1', None),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A repository that `format_writer` wrote, and what the checker says of it."""
+"""Fixtures: a repository from `format_writer`, and the checker's findings."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker and what the maintainer keeps: catalog, fence, spare copies."""
+"""The checker checks the maintainer's files: catalog, fence, spare copies."""
 
 import contextlib
 import hashlib
@@ -61,7 +61,7 @@ def image(repository, pieces):
 
 @pytest.fixture
 def catalog(repository, image, group, pieces):
-    """It has counted the image; not saved yet."""
+    """A catalog that has counted the image, and is not saved yet."""
     catalog = format_writer.Catalog(repository)
     catalog.count('one', pieces)
     catalog.index(group)
@@ -89,7 +89,7 @@ def one(repository, severity, *words, file='catalog'):
     return found
 
 
-# -- what is right ------------------------------------------------------------
+# -- sound catalogs -----------------------------------------------------------
 
 @pytest.mark.parametrize('bits', [0, 1, 5])
 def test_clean(repository, catalog, bits):
@@ -107,7 +107,7 @@ def test_clean(repository, catalog, bits):
     assert report.findings == []
     assert report.figures['index_records'] == 12
     assert report.figures['index_stale'] == 0
-    # It is only read.
+    # The checker does not change the catalog's files.
     assert before == {f.name: f.read_bytes() for f in path.iterdir()}
 
 
@@ -137,7 +137,7 @@ def opened(repository):
 
 
 def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
-    """What was read of the catalog may not be what it says by now."""
+    """The checker reports no damage if the catalog may have changed since."""
     catalog.groups[1]['used'] = 3
     catalog.save()
     original = group_check.Groups.check_all
@@ -161,7 +161,7 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
 
 
 def test_time_of_a_file_changes(repository, catalog, monkeypatch):
-    """As on a shared file system, some time after somebody wrote to it."""
+    """A shared file system may change a file's times after a write."""
     catalog.groups[1]['used'] = 3
     catalog.save()
     original = group_check.Groups.check_all
@@ -207,7 +207,7 @@ def test_no_fence(repository, catalog):
 
 
 def test_fence_of_another_catalog(repository, catalog):
-    """Its making was killed right before the end."""
+    """A catalog's creation was killed right before its fence was written."""
     catalog.save()
     format_writer.Catalog(repository, 'another').save_fence(99)
     one(repository, NOTE, 'no fence')
@@ -314,7 +314,7 @@ def test_blocks_that_no_collection_will_look_for(
     no_findings(repository)
 
 
-# -- the ledger, and what is in flight ----------------------------------------
+# -- the ledger, and operations in flight -------------------------------------
 
 def spool(repository, kind, name, pieces, **arguments):
     data = repository.recipe(name, pieces, **arguments)
@@ -334,9 +334,9 @@ def test_image_that_was_not_counted(repository, catalog, group):
 
 
 def test_batches_lost_in_the_middle(repository, catalog, group):
-    """Its sequence is that of the fence; that they lack is the only finding.
+    """Lost accounting steps are the only finding if the fence is current.
 
-    Not that images are not counted, nor that counts are too low.
+    The checker reports neither uncounted images nor low counts beside them.
     """
     catalog.count('two', [(group, 2, 3)])
     repository.image('two', [(group, 2, 3)])
@@ -357,7 +357,7 @@ def test_image_that_is_not_uncounted_yet(repository, catalog, group, kind):
     path = spool(repository, kind, 'two', pieces)
     catalog.save()
     no_findings(repository)
-    # It is uncounted, and the entry stays for a while.
+    # The image is uncounted now, and its spool file stays for a while.
     path.unlink()
     one_left = findings(repository, NOTE)
     assert {word for f in one_left for word in ('recipes that are gone',
@@ -372,7 +372,7 @@ def test_merged_recipe_in_flight(repository, catalog, group, pieces):
     path = spool(repository, 'M', 'two', [(group, 1, 2)])
     catalog.save()
     one(repository, NOTE, 'no image uses', file=f'spool/{path.name}')
-    # Its blocks are needed: to leave it out would hide what is too low.
+    # The checker counts its blocks: without them it would miss low counts.
     shutil.rmtree(repository.path / 'catalog')
     catalog.counts[1][1] -= 1
     catalog.save()
@@ -380,7 +380,7 @@ def test_merged_recipe_in_flight(repository, catalog, group, pieces):
 
 
 def test_damaged_merged_recipe(repository, catalog, group):
-    """It matters if it is counted."""
+    """A damaged merged recipe is a finding only if it is counted."""
     catalog.save()
     path = spool(repository, 'M', 'two', [(group, 1, 2)])
     content = bytearray(path.read_bytes())
@@ -423,7 +423,7 @@ def test_transaction_id_used_twice(repository, catalog, group, image):
     no_findings(repository)
 
 
-# -- what is hostile ----------------------------------------------------------
+# -- hostile catalogs ---------------------------------------------------------
 
 @pytest.mark.parametrize('meta', [
     {'format': 2}, {'repository_id': '0' * 32}, {'catalog_id': 'x' * 32},
@@ -436,7 +436,7 @@ def test_meta(repository, catalog, meta):
 
 
 def test_meta_has_another_ledger(repository, catalog):
-    """So it does if batches were lost."""
+    """The ledger in the metadata differs if accounting steps were lost."""
     catalog.meta = {'ledger': '0' * 32}
     catalog.save()
     one(repository, NOTE, 'lost accounting steps')
@@ -454,7 +454,7 @@ def test_not_finished(repository, catalog):
     (1, 0, 'other', False), (0, 1, 'other', False)])
 def test_file_of_an_image(repository, catalog, inode, modified, upload,
                           wrong):
-    """It must not be taken for another recipe than it holds."""
+    """A record of an image's file must not belong to another transaction."""
     file = os.stat(repository.path / 'images' / 'one')
     catalog.more[b'ione'] = struct.pack(
         '<QQ16s', file.st_ino + inode, file.st_mtime_ns + modified,
@@ -506,7 +506,7 @@ def test_files_of_leveldb(repository, catalog):
     one(repository, NOTE, 'unknown', file='catalog/strange')
 
 
-# -- what LevelDB cannot read -------------------------------------------------
+# -- catalogs that LevelDB cannot read ----------------------------------------
 
 @pytest.fixture
 def tables(repository, catalog, group):
@@ -528,7 +528,7 @@ def tables(repository, catalog, group):
 
 
 def judge_with_damaged_catalog(repository):
-    """What is found of the catalog; all else is judged as ever."""
+    """Return the findings on the catalog; the rest is checked as usual."""
     report = checker.check(repository.path)
     assert report.damaged_images == ['one']
     assert report.figures['images'] == report.figures['groups'] == 1
@@ -543,7 +543,7 @@ def judge_with_damaged_catalog(repository):
 
 @pytest.mark.slow
 def test_any_byte_of_a_table(repository, tables):
-    """One finding, that names it; or none, where LevelDB uses no such byte."""
+    """A damaged byte gives one finding on its file, if LevelDB reads it."""
     rng = random.Random(1)
     for table in tables.glob('*.ldb'):
         content = table.read_bytes()
@@ -561,7 +561,7 @@ def test_any_byte_of_a_table(repository, tables):
             assert [(f.severity, f.file) for f in found] == [
                 (DAMAGE, f'catalog/{table.name}')], (at, found)
             assert 'rebuild-catalog' in found[0].sentence
-        # Most of a footer says nothing.
+        # LevelDB does not read most bytes of a footer.
         assert unnoticed < len(places) / 2, unnoticed
         for length in (0, 47, len(content) // 2, len(content) - 1):
             table.write_bytes(content[:length])
@@ -572,7 +572,7 @@ def test_any_byte_of_a_table(repository, tables):
 
 
 def test_any_byte_of_what_a_crash_may_leave_torn(repository, tables):
-    """Of two ages, torn, or without names that were not synced."""
+    """Torn logs and manifests, or old ones, give notes and no damage."""
     rng = random.Random(2)
     files = [file for file in tables.iterdir()
              if file.name.startswith('MANIFEST') or file.suffix == '.log']
@@ -584,7 +584,7 @@ def test_any_byte_of_what_a_crash_may_leave_torn(repository, tables):
             changed = bytearray(content)
             changed[at] ^= 1 << rng.randrange(8)
             file.write_bytes(changed)
-            # A record's length may look as if the log ended there.
+            # With a damaged length a record may appear to be the log's end.
             for found in judge_with_damaged_catalog(repository):
                 assert (found.severity, found.file) == (
                     NOTE, f'catalog/{file.name}'), (at, found)
@@ -667,7 +667,7 @@ def test_any_byte_of_spares(repository, spares):
 
 
 def test_a_damaged_spare_is_of_no_use(repository, image, group, spares):
-    """It is damage that costs no image, until the block itself is damaged."""
+    """A damaged spare copy costs no image while the block itself is whole."""
     damage_block(spares, 0)
     found, = findings(repository)
     assert (found.severity, found.file, found.images) == (
@@ -679,7 +679,7 @@ def test_a_damaged_spare_is_of_no_use(repository, image, group, spares):
 
 
 def test_a_spare_of_another_block(repository, image, group):
-    """Its checksums are right, but its content is not of its fingerprint."""
+    """A spare copy is useless if its content lacks its fingerprint."""
     spares = format_writer.Spares(repository, 1)
     spares.append([group.blocks[5], group.blocks[7]], fingerprints=[
         group.fingerprint(4), group.fingerprint(7)])
@@ -711,7 +711,7 @@ def damage_block(group, slot):
 def test_damaged_block_with_a_spare(repository, image, group, spares):
     damage_block(group, 4)
     report = checker.check(repository.path)
-    assert not report.ok        # what a scrub is to repair
+    assert not report.ok        # a scrub can repair it
     assert {(f.file, f.images) for f in report.findings} == {
         ('groups/00000001', ('one',))}
     assert report.damaged_images == []
@@ -749,7 +749,7 @@ def test_marked_block_with_a_spare(repository, image, group, spares):
 @pytest.mark.parametrize('name', ['xxh3-128', 'sha1', 'SSL3-SHA1'])
 @pytest.mark.parametrize('marked', [False, True])
 def test_a_spare_of_a_weak_fingerprint(tmp_path, name, marked):
-    """It may be of another block, so nothing reads it: the image is hit."""
+    """A weak fingerprint may match another block, so its spare is not read."""
     def compute(data):
         if name == 'xxh3-128':
             return xxhash.xxh3_128_digest(data) + bytes(16)
@@ -782,7 +782,7 @@ def test_a_spare_of_a_weak_fingerprint(tmp_path, name, marked):
 
 def test_spares_of_some_blocks_of_an_extent(
         repository, image, group, spares):
-    """What one of them stands in for hides no other."""
+    """The spare copy of one block does not hide damage of another block."""
     damage_block(group, 4)
     assert checker.check(repository.path).damaged_images == []
     content = group.path.read_bytes()
@@ -803,7 +803,7 @@ def test_spares_of_some_blocks_of_an_extent(
 
 
 def test_marked_block_of_other_content(repository, group, spares):
-    """A spare copy of what the image was not made of is no help."""
+    """A spare copy with other content than the image's block does not help."""
     group.append([group.blocks[7]])
     repository.image('two', [(group, 11, 2)])
     fields = bytearray(group.entries[11][:52])
@@ -825,10 +825,10 @@ def test_catalog_does_not_know_a_damaged_block(
     assert any('does not know of 1 damaged' in f.sentence for f in found)
 
 
-# -- what the maintainer writes -----------------------------------------------
+# -- catalogs that the maintainer writes --------------------------------------
 
 def test_the_maintainer_and_the_checker_agree(tmp_path):
-    """After whatever it did, and wherever it was interrupted."""
+    """The checker finds nothing wrong after any tasks, interrupted or not."""
     path = maintenance.create(tmp_path)
     rnd = random.Random(3)
     tasks = [accounting.run_once, collector.run_once, merger.run_once,
@@ -917,14 +917,14 @@ def in_parts(repository, group, pieces, ends, extents):
     ([1], 102), ([2], 204), ([1, 2], 204), ([1, 2, 3], 300), ([3], 300),
     ([1], None), ([2], None), ([1, 2], None)])
 def test_parts(repository, group, scattered, ends, extents):
-    """What a crash between two steps leaves, and what is counted then."""
+    """A crash between two steps leaves a recipe that is counted in part."""
     in_parts(repository, group, scattered, ends, extents).save()
     no_findings(repository)
 
 
 @pytest.mark.parametrize('extents', [0, 101, 205, 300])
 def test_counts_of_parts(repository, group, scattered, extents):
-    """Two pages are counted, it says; and not so many are."""
+    """The catalog records two counted pages, whatever number is counted."""
     catalog = in_parts(repository, group, scattered, [1, 2], extents)
     catalog.save()
     low = extents < 204

@@ -26,7 +26,7 @@ repository = fixtures.repository
 group = fixtures.group
 image = fixtures.image
 
-# Each has its share of the bytes, and the first is the sample.
+# Each part has its share of the bytes; the first one is the sample.
 PARTS = [0, *(pytest.param(part, marks=pytest.mark.long)
               for part in range(1, 4))]
 
@@ -46,7 +46,7 @@ def flips(path):
 
 
 def damaged_offsets(repository, path, file, images, part=slice(None)):
-    """Flip each byte; return the offsets of those not called damage.
+    """Flip each byte; return the offsets that are not reported as damage.
 
     :param part: of all offsets, those to try
     """
@@ -71,7 +71,7 @@ def test_every_byte_of_a_group(repository, group, image, part):
     part = slice(part, None, 4)
     ignored = damaged_offsets(
         repository, group.path, 'groups/00000001', {'one'}, part)
-    # Entries never used, and what lies behind the last of them: a note.
+    # Damage in unused entries, and behind the last segment, gives a note.
     unused = set()
     for slot in range(12, 72):
         at = 4096 + 512 * (slot // 9) + 56 * (slot % 9)
@@ -86,7 +86,7 @@ def test_every_byte_of_a_group(repository, group, image, part):
     format_writer.VOID, format_writer.FREED, format_writer.DAMAGED])
 @pytest.mark.parametrize('codec', [format_writer.NONE, format_writer.LZ4])
 def test_segment_of_which_not_all_lives(repository, state, codec):
-    """What is no more may have lost its bytes; nobody needs them."""
+    """Freed and void blocks may have lost their bytes; nothing needs them."""
     group = format_writer.Group(repository, 1)
     group.append([block(i) for i in range(4)], codec)
     group.append([block(i) for i in range(4, 8)], codec)
@@ -104,7 +104,7 @@ def test_segment_of_which_not_all_lives(repository, state, codec):
         assert not look(repository)[0]
         assert 'some of its blocks' in note.sentence
         group.save()
-    # Every byte of the header is looked at all the same.
+    # The checker still checks every byte of the header.
     content = path.read_bytes()
     for offset in range(32):
         patch(path, at + offset, bytes([content[at + offset] ^ 1]))
@@ -112,7 +112,7 @@ def test_segment_of_which_not_all_lives(repository, state, codec):
         assert [f.offset for f in report.findings] == [at], offset
         assert report.ok == (not report.damaged_images)
         path.write_bytes(content)
-    # Where all live, what has changed was needed, or the header's.
+    # If all blocks are in use, each changed byte was needed.
     second = content.index(b'GDSG', at + 1)
     patch(path, second + 24, bytes([content[second + 24] ^ 1]))
     assert 'checksum' in one_damage(repository, 'groups/00000001').sentence
@@ -194,7 +194,7 @@ def test_zeroed_sectors(repository, group, image):
                 path.write_bytes(content)
 
 
-# What is whole, but in the wrong place
+# Whole files in the wrong place
 
 def test_swapped_groups(repository, group, image):
     other = format_writer.Group(repository, 2)
@@ -259,7 +259,7 @@ def test_another_history_of_a_group(repository, group, image):
 
 
 def test_older_copy_of_a_record(repository, group, image):
-    """A record is lost: told, but nothing depends on it."""
+    """A lost record is reported as damage, though no image depends on it."""
     patch(group.path, 1024, bytes(512))
     assert one_damage(
         repository, 'groups/00000001').sentence == (
@@ -281,7 +281,7 @@ def test_files_of_another_repository(tmp_path, repository, group, image):
     assert all(repository.repository_id.hex() in f.sentence for f in found)
 
 
-# What is missing
+# Missing files
 
 def test_missing_group(repository, group, image):
     group.path.unlink()
@@ -327,7 +327,10 @@ def create_until(path, count):
 
 
 def test_creation_is_killed_anywhere(tmp_path):
-    """What it leaves is a note, or no repository; and can be completed."""
+    """A creation killed anywhere leaves a note or no repository.
+
+    The creation can be completed afterwards.
+    """
     unfinished = 0
     for count in range(1000):
         path = tmp_path / str(count)

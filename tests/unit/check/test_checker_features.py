@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: the features that a repository uses, and what needs them."""
+"""The checker checks a repository's features, and the files that need them."""
 
 import pytest
 
@@ -18,7 +18,7 @@ repository = fixtures.repository
 
 
 def test_all_features(tmp_path):
-    """They need not be used."""
+    """A repository need not use the features that it has."""
     repository = format_writer.Repository(
         tmp_path / 'repository',
         features=('volumes', 'listed-segments', 'cold'))
@@ -64,7 +64,7 @@ def test_volumes_without_their_feature(repository):
 
 
 def test_the_first_volume_while_it_is_checked(repository, monkeypatch):
-    """It is made after the check began: the feature may be older."""
+    """The first volume and its feature may be made during the check."""
     original = files.File.__init__
 
     def init(self, directory, name, file):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: a repository that others use meanwhile."""
+"""The checker checks a repository that other processes use meanwhile."""
 
 import threading
 
@@ -46,7 +46,7 @@ def test_image_deleted_before_it_is_read(
 
 
 def test_image_deleted_and_collected(monkeypatch, repository, group, image):
-    """Its blocks are freed, and their bytes gone, before they are read."""
+    """A collection that frees the blocks meanwhile causes no finding."""
     def act():
         image.unlink()
         for slot in range(12):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: what is right, and what is worth no more than a note."""
+"""The checker accepts sound files, and reports some oddities as notes."""
 
 import fcntl
 import hashlib
@@ -31,7 +31,7 @@ group = fixtures.group
 image = fixtures.image
 
 
-# What is right
+# Sound files
 
 def test_clean(repository, group, image):
     repository.image('empty', [])
@@ -170,7 +170,7 @@ def test_void_and_freed_slots(repository):
     assert report.figures['blocks_verified'] == 4
 
 
-# What is legal, but worth a note
+# Legal files that deserve a note
 
 def test_tail_that_does_not_verify_is_a_note(repository, group, image):
     group.append([block(20), block(21)])
@@ -288,7 +288,7 @@ def test_dead_spool_entries_are_notes(repository, group, image):
 
 
 def test_spool_in_use(repository, group, image):
-    """What a writer holds locked is nobody's garbage."""
+    """A spool file that a writer has locked is not reported as garbage."""
     path = repository.path / 'spool' / ('T-' + '0' * 32)
     repository.write(path, b'')
     with open(path, 'rb') as f:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: ``repository.json``, and what is no repository."""
+"""The checker checks ``repository.json``, and refuses other directories."""
 
 import json
 import os

@@ -49,7 +49,7 @@ def test_recipe_header(repository, group, change):
 
 
 def test_fragments(repository, group):
-    """They are for people; zeros between do not count."""
+    """A wrong number of fragments is only a note; zeros do not count."""
     pieces = [(group, 0, 2), ('zeros', 9), (group, 2, 1), (group, 4, 1)]
     path = repository.image('one', pieces)
     assert struct.unpack_from('<Q', path.read_bytes(), 120) == (2,)
@@ -113,7 +113,7 @@ def test_page(repository, group, place, data):
 
 
 def sealed_group(repository, **change):
-    """A group whose header is sealed, but has these bytes changed."""
+    """A group with these header bytes changed, under a valid checksum."""
     group = format_writer.Group(repository, 1)
     header = bytearray(group.header[:504])
     for offset, data in change.items():
@@ -189,13 +189,13 @@ def test_entry(repository, group, image, change):
     found, report = look(repository)
     assert found
     assert report.damaged_images == ['one']
-    # It is one block's matter, except where it spoils its segment's order.
+    # The damage concerns one block, unless it breaks the segment's order.
     repository.image('two', [(group, 0, 1)])
     assert 'two' not in look(repository)[1].damaged_images
 
 
 def test_wrong_fingerprint(repository):
-    """All checksums agree, and the recipe's digest; only it does not."""
+    """The checker detects a wrong fingerprint although all checksums agree."""
     group = format_writer.Group(repository, 1)
     group.append([block(0), block(1)], fingerprints=[
         format_writer.sha256(block(0)), format_writer.sha256(block(2))])

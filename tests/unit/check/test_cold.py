@@ -29,7 +29,7 @@ DATA = 8192
 
 @pytest.fixture
 def repository(tmp_path):
-    """One with cold groups that is attached."""
+    """A repository with cold groups that is attached."""
     repository = format_writer.Repository(tmp_path / 'repository',
                                           features=('listed-segments', 'cold'))
     repository.attach()
@@ -37,7 +37,7 @@ def repository(tmp_path):
 
 
 def fill(group):
-    """All slots: plain segments, one of each codec, and two freed blocks."""
+    """Fill all slots: plain segments, one of each codec, two unused blocks."""
     for first in range(0, 56, 4):
         group.append([block(first + i) for i in range(4)])
     group.append([block(56 + i) for i in range(4)], format_writer.LZ4)
@@ -83,7 +83,7 @@ def change_entry(group, slot, **change):
     group.save()
 
 
-# -- what is right ------------------------------------------------------------
+# -- sound cold groups --------------------------------------------------------
 
 def test_clean(repository, group, image, slices):
     report = checker.check(repository.path)
@@ -129,7 +129,7 @@ def test_nothing_is_cold_yet(repository):
 
 
 def test_a_marked_block(repository, group):
-    """Its bytes are in quarantine, or its object is to be looked at."""
+    """A block marked as damaged damages the image that names it."""
     change_entry(group, 3, state=format_writer.DAMAGED)
     repository.image('one', [(group, 0, 5)])
     one_damage(repository, 'images/one', 'one')
@@ -150,7 +150,7 @@ def test_what_an_image_does_not_have_is_found(repository, group, image):
 @pytest.mark.parametrize('object_id, major, images, words', [
     (bytes(16), 3, ['one'], 'names no object'),
     (b'x' * 16, 4, ['one'], 'reads 1.x to 3.x'),
-    # A file without its segments that does not say so.
+    # The header does not mark the file as one without segments.
     (b'x' * 16, 2, ['one'], ''), (b'x' * 16, 1, ['one'], '')])
 def test_header(repository, object_id, major, images, words):
     group = fill(format_writer.ColdGroup(repository, 1, object_id=object_id,
@@ -160,7 +160,7 @@ def test_header(repository, object_id, major, images, words):
 
 
 def test_a_whole_file_of_version_3(repository, group, image):
-    """As it is in the object; nobody may take it for the group's."""
+    """A local file with the whole object's content is damage."""
     repository.write(group.path, group.object)
     finding = one_damage(repository, GROUP)
     assert finding.offset == DATA
@@ -364,7 +364,7 @@ def test_a_link(repository):
 # -- slices -------------------------------------------------------------------
 
 def test_no_directory_of_slices(repository):
-    """It is a cache, and is made again."""
+    """A missing directory of slices is no finding: it is a cache."""
     (repository.path / 'slices').rmdir()
     assert checker.check(repository.path).findings == []
 
@@ -399,7 +399,7 @@ def test_wrong_modes(repository, slices):
 
 
 def test_slices_that_vanish(repository, slices, monkeypatch):
-    """Another process evicts them meanwhile."""
+    """Slices that another process evicts meanwhile cause no finding."""
     real = os.scandir
 
     def scandir(fd):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker and the engine agree about what a repository is."""
+"""The checker and the engine agree on which repositories are valid."""
 
 import io
 import multiprocessing
@@ -55,7 +55,7 @@ def contents():
 
 @pytest.fixture
 def make(tmp_path):
-    """Create a repository and open it with the codec asked for."""
+    """Create a repository and open it with the requested codec."""
     path = tmp_path / 'repository'
     (tmp_path / 'filter').mkdir()
 
@@ -94,7 +94,7 @@ def test_what_the_engine_writes_is_valid(make, codec, parameters):
             s.stored_bytes for s in stats)
         assert figures['garbage_bytes'] == 0
         if parameters.get('group_slots') != 64:
-            # With many small groups the engine lets some go unseen.
+            # With many small groups the engine misses some duplicates.
             assert figures['duplicate_blocks'] == 0
         # Deleted, but not collected.
         repo.delete('unique')
@@ -139,7 +139,7 @@ def damage(path, offset):
 
 def test_the_engine_refuses_what_the_checker_calls_damage(
         make, tmp_path, monkeypatch):
-    """And the other way round: neither is stricter about an image."""
+    """The checker and the engine find the same images damaged."""
     monkeypatch.setattr(files, 'PAUSE', 0)
     path = tmp_path / 'repository'
     data = text(5, 20000) + bytes(5000) + text(6, 3000)
@@ -233,7 +233,7 @@ def test_while_other_processes_store_and_delete(make, tmp_path):
 
 @pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
 def test_every_byte_of_a_segment_header(make, tmp_path, monkeypatch, codec):
-    """As users run it: what the first look finds the last one finds, too."""
+    """A full check reports each changed byte of a segment's header."""
     monkeypatch.setattr(files, 'PAUSE', 0)
     with make(codec, block_size=512, group_slots=64,
               segment_size=2048) as repo:
@@ -258,6 +258,6 @@ def test_every_byte_of_a_segment_header(make, tmp_path, monkeypatch, codec):
                     unread.append(at)
                     with make() as repo, repo.open_image('one') as image:
                         assert image.read() == whole
-    # What no reader needs: two reserved fields, and the checksum itself.
+    # No reader needs these: two reserved fields, and the checksum itself.
     assert set(unread) >= {5, *range(20, 32)}
     assert set(unread) <= {5, *range(6, 12), *range(20, 32)}

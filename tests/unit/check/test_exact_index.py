@@ -28,7 +28,7 @@ SHARD = 'index/shard-00-0000.0000000000000001'
 
 @pytest.fixture
 def catalog(repository, image, group, pieces):
-    """It is saved, and has an index, which is not saved yet."""
+    """A saved catalog with an index that is not saved yet."""
     catalog = format_writer.Catalog(repository)
     catalog.count('one', pieces)
     catalog.index(group)
@@ -56,12 +56,12 @@ def test_missing_record(repository, catalog):
     fingerprint, address = catalog.records.pop(5)
     catalog.save_index()
     one(repository, NOTE, 'no record for 1 blocks', file='index')
-    # It is in a run, and will be in the shard.
+    # The record is in a run, which a merge will move to the shard.
     run = format_writer.IndexFile(catalog, 'run', record(fingerprint, address))
     path = run.save()
     no_findings(repository)
     path.unlink()
-    # It is not expected there yet.
+    # The cursor is before the record: the index need not have it yet.
     catalog.cursors[1] = address & 32767
     catalog.records = [r for r in catalog.records if r[1] < address]
     catalog.save_index()
@@ -79,7 +79,7 @@ def second_of(repository, catalog, slot=3):
 
 
 def test_duplicate_block(repository, catalog):
-    """Only one of two has a record; the other must be known."""
+    """One of two equal blocks has no record; the pairs must name it."""
     other = second_of(repository, catalog)
     one(repository, NOTE, '1 blocks twice', file='index')
     pairs = format_writer.IndexFile(
@@ -90,7 +90,7 @@ def test_duplicate_block(repository, catalog):
     format_writer.IndexFile(catalog, 'pairs', struct.pack(
         '<QQ', other + 1, 1 << 15 | 3)).save()
     one(repository, NOTE, '1 blocks twice', file='index')
-    # Or it was not looked at yet.
+    # The indexer has not reached the second group yet.
     catalog.cursors[2] = 0
     catalog.save_index()
     no_findings(repository)
@@ -258,7 +258,7 @@ def test_unknown_names(repository, catalog):
         repository.write(repository.path / 'index' / name, b'')
         one(repository, NOTE, 'unknown name', file=f'index/{name}')
         (repository.path / 'index' / name).unlink()
-    # What a dead process leaves means nothing.
+    # Files of a dead process have no effect.
     repository.write(repository.path / 'index'
                      / 'new-00-0000.0000000000000001', b'')
     no_findings(repository)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What ``repository check`` remembers, and what that takes of the memory."""
+"""Tables of ``repository check``: their records, and the memory they take."""
 
 import os
 import random
@@ -21,7 +21,7 @@ from tests.unit.repository import format_writer
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path, monkeypatch):
-    """Where temporary files are; nothing stays there."""
+    """Directory for temporary files; the test leaves no file there."""
     path = tmp_path / 'scratch'
     path.mkdir()
     monkeypatch.setattr(tempfile, 'tempdir', str(path))
@@ -142,12 +142,12 @@ def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
 # -- memory -------------------------------------------------------------------
 
 def in_pieces(repository, group, amount):
-    """One image of so many extents."""
+    """Store one image of this many extents."""
     repository.image('one', [(group, i * 3 % 8, 1) for i in range(amount)])
 
 
 def many_images(repository, group, amount):
-    """All name the same group, and all are counted."""
+    """Store images that all name the same group, and count them all."""
     catalog = format_writer.Catalog(repository)
     for number in range(amount // 8):
         pieces = [(group, i * 3 % 8, 1) for i in range(8)]
@@ -167,8 +167,8 @@ def many_spares(repository, group, amount):
 @pytest.mark.parametrize('store, allowed', [
     (in_pieces, 3), (many_images, 60), (many_spares, 3)])
 def test_memory_is_bounded(tmp_path, monkeypatch, store, allowed):
-    """It grows by the names alone, which 8 extents have in one case."""
-    # Less of what does not grow, so that less is needed to see what grows.
+    """Memory grows only with the images' names, in one of the cases."""
+    # Less of the constant memory, so that smaller repositories show growth.
     monkeypatch.setattr(files.File, 'WINDOW', 1 << 16)
     monkeypatch.setattr(record_table, 'LIMIT', 1 << 16)
     monkeypatch.setattr(record_table, 'BATCH', 1 << 16)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the checker says of reservations of uploads."""
+"""The checker checks the reservations of uploads."""
 
 from glance_dedup.check import checker
 from tests.support import repositories

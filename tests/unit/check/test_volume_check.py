@@ -38,7 +38,7 @@ def repository(tmp_path):
 
 @pytest.fixture
 def volume(repository):
-    """Without journals."""
+    """A volume without journals."""
     return volume_writer.Volume(repository.path, repository.repository_id)
 
 
@@ -85,7 +85,7 @@ def clean(repository):
     return report
 
 
-# -- what is right ------------------------------------------------------------
+# -- sound volumes ------------------------------------------------------------
 
 def test_whole(repository, whole):
     report = clean(repository)
@@ -112,7 +112,7 @@ def test_progress(repository, whole):
 
 
 def test_many_marks(repository, volume):
-    """They lie in several pages."""
+    """Marks may fill several pages."""
     parts = range(0, 1000, 2)
     for part in parts:
         repository.image(volume.recipe(part, part + 1), [])
@@ -122,7 +122,7 @@ def test_many_marks(repository, volume):
 
 
 def test_what_lies_behind_the_end_means_nothing(repository, volume):
-    """A torn record, and one that was not durable when it was written."""
+    """Torn records behind the journal's end are no damage."""
     journal = volume.journal().data(0, noise(1)).data(512, noise(2))
     journal.data(0, noise(3), durable=journal.ends[1]).save()
     patch(journal.path, journal.ends[1] + 60, b'torn')
@@ -130,7 +130,7 @@ def test_what_lies_behind_the_end_means_nothing(repository, volume):
 
 
 def test_records_that_others_wrote(repository, volume):
-    """A guest may write what looks like a record of another journal."""
+    """A guest may write bytes that look like a record of another journal."""
     other = volume.journal(9).data(0, noise(1)).data(0, noise(2))
     journal = volume.journal()
     journal.data(0, other.records).save()
@@ -139,7 +139,7 @@ def test_records_that_others_wrote(repository, volume):
 
 
 def test_a_shrunk_volume(repository, volume):
-    """Records and editions of the larger volume stay what they were."""
+    """Records and recipes beyond the volume's new end are no damage."""
     repository.image(volume.recipe(1, 1), [('zeros', PART)])
     repository.image(volume.recipe(None), BASE)
     first = volume.journal(base_size=2 * PART).data(3 * PART, b'x').save()
@@ -191,7 +191,7 @@ def test_no_lock(repository, volume):
 @pytest.mark.parametrize('state, word', [
     (volume_writer.MAKING, 'making'), (volume_writer.DELETING, 'deleting')])
 def test_unfinished(repository, volume, state, word):
-    """Its recipes may be there or not."""
+    """An unfinished volume gives one note, with or without its recipes."""
     repository.image(volume.recipe(2, 1), [])
     volume.journal(state=state, base_size=PART, marks={1: 1}).save()
     found = only(repository, NOTE)
@@ -235,7 +235,7 @@ def test_recipes_of_no_volume(repository, volume):
 
 
 def test_recipes_of_a_volume_that_cannot_be_read(repository, whole):
-    """Nobody may be told to delete them."""
+    """The checker does not call the recipes of a damaged volume removable."""
     whole[1].path.write_bytes(bytes(4096))
     found, report = look(repository, NOTE)
     assert {f.sentence for f in found} == {'is of no volume that can be read'}
@@ -468,7 +468,7 @@ def test_marks_among_the_records(repository, whole):
 
 
 def test_journals_that_are_stored(repository, whole):
-    """They may be there or not, or be damaged."""
+    """A journal that is stored may exist, be absent or be damaged."""
     first, second = whole
     second.stored().data(0, b'later').save()
     note = only(repository, NOTE)
@@ -505,7 +505,7 @@ def test_holes_of_a_hostile_size(repository, volume):
 
 
 def test_a_proof_in_a_later_piece(repository, volume, monkeypatch):
-    """Wherever it lies among the pieces in which it is looked for."""
+    """The checker finds the proof in any of the pieces that it reads."""
     monkeypatch.setattr(volume_reader, '_PIECE', 64)
     journal = volume.journal().data(0, noise(1)).zeros(0, 5)
     journal.data(0, noise(3, 2048), durable=0)
@@ -519,7 +519,10 @@ def test_a_proof_in_a_later_piece(repository, volume, monkeypatch):
 
 
 def test_a_torn_record_proves_what_lies_before(repository, volume):
-    """Its head says up to where the journal was durable; its bytes do not."""
+    """A record's head proves how far the journal was durable.
+
+    The record's own bytes may be torn.
+    """
     journal = volume.journal().data(0, noise(1)).zeros(0, 5)
     journal.data(0, noise(3, 2048)).save()
     patch(journal.path, journal.ends[3] - 8, b'????')
@@ -598,7 +601,7 @@ def test_a_recipe_of_another_scope(repository, volume):
 # -- in use -------------------------------------------------------------------
 
 def test_an_owner_at_work(repository, whole, monkeypatch):
-    """What goes away between two looks is no damage."""
+    """Files that a checkpoint removes during the check are no damage."""
     first, second = whole
     volume = first.volume
     looks = []
@@ -664,7 +667,7 @@ changes = strategies.lists(strategies.tuples(
                   size=strategies.integers(0, 20000) | strategies.none(),
                   checksum=strategies.booleans())
 def test_any_bytes(repository, whole, which, changes, size, checksum):
-    """The checker ends, and says nothing but findings."""
+    """For any bytes the checker ends and reports only findings."""
     for journal in whole:
         journal.save()
     path = whole[which].path

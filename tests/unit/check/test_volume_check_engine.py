@@ -84,7 +84,7 @@ def test_life_of_a_volume(repo, cloned):
 @pytest.mark.parametrize('old, new', [('a', 'b'), ('b', 'a')])
 @pytest.mark.parametrize('both', [True, False])
 def test_renamed_during_the_check(repo, monkeypatch, old, new, both):
-    """It is neither a copy of itself, nor are its recipes nobody's."""
+    """A volume renamed during the check is no finding, nor are its recipes."""
     openvolumes.create(repo, old, SIZE, part_size=65536)
     with openvolumes.open_volume(repo, old) as volume:
         volume.write(b'content', 0)
