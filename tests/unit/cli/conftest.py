@@ -41,7 +41,7 @@ class Result:
         return json.loads(self.out)
 
     def refused(self, *words, status=common.USAGE):
-        """It ended with this status and one sentence that has these words."""
+        """Require this status and one line on stderr that has these words."""
         assert self.status == status, (self.status, self.out, self.err)
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
@@ -51,15 +51,15 @@ class Result:
             assert word in lines[0], lines[0]
 
     def failed(self, *words):
-        """It ended with 3, and otherwise as `refused` says."""
+        """Require exit status 3 and an error, as `refused` does."""
         self.refused(*words, status=common.FAILED)
 
     def no_repository(self, *words):
-        """It ended with 10, and otherwise as `refused` says."""
+        """Require exit status 10 and an error, as `refused` does."""
         self.refused(*words, status=common.NO_REPOSITORY)
 
     def locked(self, *words):
-        """It ended with 11, and otherwise as `refused` says."""
+        """Require exit status 11 and an error, as `refused` does."""
         self.refused(*words, status=common.LOCKED)
 
 

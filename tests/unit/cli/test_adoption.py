@@ -49,7 +49,7 @@ def name_of(number):
 
 
 def state(directory):
-    """All that could change in a directory."""
+    """State of a directory: all that a change of its files could affect."""
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns,
                         path.stat().st_mode, path.stat().st_ino)
             for path in directory.iterdir() if path.is_file()}
@@ -103,7 +103,7 @@ def test_estimate(created, files):
         row['new_bytes'] for row in stored.values())
     assert rows['on the disk']['stored_bytes'] > (
         rows['on the disk, recompressed']['stored_bytes'])
-    # In a table it is to be read by people.
+    # The table is for people, so its sizes have units.
     assert 'MiB' in created('glance', 'estimate', files).out
 
 
@@ -125,7 +125,7 @@ def test_estimate_of_what_cannot_be_read(cli, files):
 
 
 def test_estimate_of_nothing(cli, tmp_path):
-    """Zeros would look like an answer."""
+    """An estimate without images fails: zeros would look like a result."""
     (tmp_path / 'empty').mkdir()
     for path in '/nonexistent', tmp_path / 'empty':
         result = cli('glance', 'estimate', path)
@@ -256,14 +256,14 @@ def test_a_file_that_changes_is_not_imported(created, files, monkeypatch):
 
 
 def test_killed_imports(created, files):
-    """However often it is killed: it goes on, and ends with all images."""
+    """An import that is killed repeatedly goes on, and stores all images."""
     for number in range(3, 9):
         (files / name_of(number)).write_bytes(mixture(4 * MIB, number))
     before = state(files)
     for seed in range(KILLS):
         kill_at_work(created, created.path / 'spool', seed, 'glance', 'import',
                      '--from-file-store', files)
-        # What is there is whole, at any time.
+        # Each image that exists is whole, at any time.
         with repositories.open_repository(created.path) as repo:
             for image_id in repo.images():
                 assert repo.stat(image_id).size == (
@@ -395,7 +395,7 @@ def test_verify(created, files):
     for name, row in rows.items():
         assert row['result'] == 'recorded' and row['hash_name'] == 'sha256'
         assert row['hash_value'] == hashlib.sha256(by_hand[name]).hexdigest()
-    # It is looked at anew when it is named.
+    # An image is verified again if it is named.
     rows, _ = run(created, 'image', 'verify', name_of(1))
     assert rows[name_of(1)]['result'] == 'recorded'
     repositories.require_clean(created.path)
@@ -416,7 +416,7 @@ def test_verify_goes_on_behind_what_fails(created, files):
 
 
 def test_verify_asks_glance(created, files, monkeypatch):
-    """Its hash is computed; one that differs is named, and opens nothing."""
+    """An image whose hash differs from Glance's is reported as failed."""
     run(created, 'glance', 'import', '--from-file-store', files)
     right = hashlib.sha256((files / name_of(0)).read_bytes()).hexdigest()
 
@@ -436,7 +436,7 @@ def test_verify_asks_glance(created, files, monkeypatch):
         assert rows[name_of(0)]['result'] == result
         assert rows[name_of(1)]['result'] == 'failed'
         assert 'is not the one that Glance means' in rows[name_of(1)]['error']
-        # Glance does not know it.
+        # Glance does not know this image.
         assert rows[name_of(2)]['hash_name'] == 'sha512'
 
 

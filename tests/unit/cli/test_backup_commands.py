@@ -87,7 +87,7 @@ def test_lists_go_on_after_damage(made, backups):
 
 
 def test_a_repository_without_backups(created):
-    """Also one that cannot have any."""
+    """A repository without backups has an empty list, and the rest fails."""
     assert created('backup', 'list', '-f', 'json').json() == []
     created('backup', 'restore', 'web', 'file').failed(
         'the repository has no backups')
@@ -250,7 +250,7 @@ def test_prune(made, repo, backups):
     result = made('backup', 'prune', '--keep-daily', '2', '-f', 'json')
     assert result.json() == [*planned[:3], {**planned[3], 'deleted': True}]
     assert len(repo.backups()) == 3 and 'image' in repo.images()
-    # Of one name.
+    # These rules apply to one name.
     result = made('backup', 'prune', 'web', '--keep-monthly', '1')
     assert result.status == 0 and 'monthly 2026-11' in result.out
     assert [found.image_id for found in repo.backups()] == [
@@ -263,7 +263,7 @@ def test_wrong_rules(made, repo, backups):
     for wrong in ('0', '-1', 'x', '1.5', '\u0663', '9' * 12):
         result = made('backup', 'prune', f'--keep-last={wrong}')
         assert result.status == 2 and 'no number above 0' in result.err
-    # Nothing is deleted if a name is wrong.
+    # A wrong name keeps the command from deleting anything.
     made('backup', 'prune', 'web', 'wbe', '--keep-last', '1').failed(
         'no backup of wbe')
     assert len(repo.backups()) == 4
@@ -273,7 +273,7 @@ def test_the_others_are_pruned_after_an_error(made, repo, backups,
                                               monkeypatch):
     stuck = 'b_web_20261122T180000Z'
     put(repo, 'b_web_20261120T180000Z', b'x')
-    # The one that was stored last stays.
+    # The newest backup stays.
     put(repo, 'b_web_20261123T200000Z', b'y')
     monkeypatch.setitem(image_repository.Repository.__init__.__kwdefaults__,
                         'lock_timeout', 0.1)
@@ -291,7 +291,7 @@ def test_the_others_are_pruned_after_an_error(made, repo, backups,
 
 
 def test_two_prune_at_once(made, repo, backups, monkeypatch):
-    """What the other one has deleted is deleted."""
+    """A backup that another process has just deleted counts as deleted."""
     real = image_repository.Repository.delete
 
     def delete(self, image_id):

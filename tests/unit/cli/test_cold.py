@@ -36,7 +36,7 @@ def credentials(server, tmp_path):
 
 @pytest.fixture
 def prefix():
-    """One that nobody uses."""
+    """A prefix that no other test uses."""
     return secrets.token_hex(8)
 
 
@@ -47,7 +47,7 @@ def url(server, prefix):
 
 @pytest.fixture
 def place(url, proxy, faults, credentials):
-    """What the command needs to know."""
+    """Arguments that the command needs to reach the store."""
     return [url, '--endpoint', proxy.url, '--credentials', credentials]
 
 
@@ -61,7 +61,7 @@ def attached(made, place):
 
 @pytest.fixture
 def filled(attached, tmp_path):
-    """Two full groups, and one that is not."""
+    """A repository with two full groups, and one that is not full."""
     path = tmp_path / 'content'
     path.write_bytes(repositories.noise(2 * SIZE + 8192, 1))
     assert attached('image', 'put', 'one', path).status == 0
@@ -70,7 +70,7 @@ def filled(attached, tmp_path):
 
 @pytest.fixture
 def ready(filled):
-    """They were recompressed, as the options have it before they move."""
+    """The repository with its groups recompressed, as tiering requires."""
     assert filled('task', 'recompress').status == 0
     return filled
 
@@ -103,7 +103,7 @@ def get(cli, tmp_path):
     ('http://127.0.0.1:9', False), ('http://[::1]:9', False),
     ('http://localhost:9', False)])
 def test_without_encryption(made, tmp_path, endpoint, refused):
-    """Only within this host; it holds for restoring, too."""
+    """Plain HTTP is refused except for this host, for restoring, too."""
     key = tmp_path / 'key'
     key.write_text('[s3]\naccess_key = a\nsecret_key = b\n')
     key.chmod(0o600)
@@ -128,7 +128,7 @@ def test_a_keystone_without_encryption(made, tmp_path):
 
 @pytest.mark.parametrize('refused', [True, False])
 def test_a_swift_without_encryption(made, tmp_path, refused):
-    """It gets a token, and images, whatever Keystone is reached by."""
+    """Swift is refused without encryption, whatever the URL of Keystone."""
     key = tmp_path / 'key'
     host = '192.0.2.1' if refused else '127.0.0.1'
     key.write_text('[swift]\nauth_type = admin_token\ntoken = t\n'
@@ -237,7 +237,7 @@ def test_attach_to_no_bucket(made, place, prefix):
 
 
 def test_the_feature_is_set_when_it_is_attached(created, place):
-    """And not by an attempt that failed."""
+    """Attaching sets the feature; a failed attempt does not."""
     def used():
         return created('repository', 'show', '-f', 'json').json()['features']
 
@@ -283,7 +283,7 @@ def test_show(attached, url, faults):
     assert found['url'] == url
     assert found['owner'] == cold_settings.read(attached.path).owner
     assert 'objects' not in found
-    assert faults.seen == []        # nobody was asked
+    assert faults.seen == []        # no request was sent
     words = attached('object-store', 'show').out
     assert url in words and '1.0 GiB' in words
 
@@ -293,7 +293,7 @@ def test_show_what_is_there(ready):
     assert (found['objects'], found['object_bytes']) == (0, 0)
     sent = ready('task', 'tier', '--all', '-f', 'json').json()['sent_bytes']
     found = ready('object-store', 'show', '--list', '-f', 'json').json()
-    # A snapshot may lie beside the groups.
+    # A metadata backup may be in the store, too.
     assert found['objects'] >= 2 and found['object_bytes'] >= sent > 2 * SIZE
 
 
@@ -329,7 +329,7 @@ def test_tier(either, tmp_path):
             ] == [(1, 'move'), (2, 'move'), (3, 'skip')]
     assert plan['groups'][2]['reason'] == 'it is not full'
     assert plan['bytes'] > 2 * SIZE
-    # The table tells the groups that stay from those that move.
+    # The table shows the groups that stay and the groups that move.
     assert '| 2 to move, 1 to skip' in either(
         'task', 'tier', '--all', '--dry-run').out
     before = either('repository', 'show', '-f', 'json').json()['group_bytes']
@@ -343,7 +343,7 @@ def test_tier(either, tmp_path):
     assert get(either, tmp_path) == (tmp_path / 'content').read_bytes()
     checked = either('repository', 'check', '-f', 'json').json()
     assert checked['result'] == 'fine'
-    # A daemon's catalog is not looked at.
+    # The check does not read the catalog that the daemon uses.
     assert {finding['file'] for finding in checked['findings']} <= {'catalog'}
     assert checked['cold_groups'] == 2
     assert checked['cold_bytes'] == result['sent_bytes']
@@ -357,7 +357,7 @@ def test_tier_needs_that_groups_were_recompressed(filled):
 
 
 def test_tier_by_its_options(either):
-    """What changed just now stays."""
+    """A group that has just changed stays."""
     result = either('task', 'tier', '-f', 'json').json()
     assert result['groups'] == result['sent_bytes'] == 0
     plan = either('task', 'tier', '--dry-run', '-f', 'json').json()
@@ -381,7 +381,7 @@ def test_tier_without_a_store_by_a_daemon(made):
 def test_tier_while_the_store_is_away(ready, faults, url, tmp_path):
     faults.always = 503
     ready('task', 'tier', '--all').failed(url, '503')
-    # The plan asks nobody.
+    # The plan sends no requests.
     assert ready('task', 'tier', '--all', '--dry-run').status == 0
     faults.always = None
     assert ready('task', 'tier', '--all').status == 0

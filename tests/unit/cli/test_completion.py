@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Completion: what the program proposes, and that the shells take it."""
+"""Completion proposes the right words, and the shells accept them."""
 
 import os
 import pty
@@ -53,7 +53,7 @@ def test_options_have_the_first_sentence_of_their_help(cli):
 def test_values(cli):
     assert proposed(cli, 'image', 'put', '--codec', '') == [
         'none', 'lz4', 'zstd']
-    # As bash splits --codec=z.
+    # Bash splits --codec=z this way.
     assert proposed(cli, 'image', 'put', '--codec', '=') == [
         'none', 'lz4', 'zstd']
     assert proposed(cli, 'image', 'put', '--codec', '=', 'z') == ['zstd']
@@ -137,7 +137,7 @@ def test_fish(place, tmp_path):
 
 @pytest.mark.needs('shells')
 def test_zsh(place):
-    """It completes on a terminal only, so it gets one."""
+    """Zsh completes only on a terminal, so the test gives it one."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe('zsh', ['zsh', '-f', '-i'], place)

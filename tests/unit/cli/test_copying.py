@@ -14,7 +14,7 @@ PIECE = 1000
 
 
 class Image:
-    """What a Copier uses of an image."""
+    """The part of an image that a Copier uses."""
 
     def __init__(self, data, holes=()):
         self.data = data
@@ -130,7 +130,7 @@ def test_the_disk_takes_what_is_written_meanwhile(image, file, monkeypatch):
 
 
 def test_an_error_of_the_disk_is_raised(image, file, monkeypatch):
-    """The kernel tells it once, so the last sync would succeed."""
+    """The kernel reports the error once: the last sync would succeed."""
     def failing(fd):
         raise OSError(5, 'broken')
 

@@ -62,7 +62,7 @@ def test_every_command_has_help_and_json(cli):
         result = cli(*name.split(), '--help')
         assert result.status == 0
         assert f'glance-dedup {name}' in result.out
-        # What goes on until it is ended has nothing to put into a table.
+        # A command that runs until it is stopped has no result for a table.
         assert ('json' in result.out) == (
             name not in ('image mount', 'volume serve', 'complete', 'help'))
 
@@ -76,7 +76,7 @@ def test_help(cli):
         assert found
         lines = below.partition('\n\n')[0].splitlines()
         for name, line in zip(commands, lines, strict=True):
-            # Two blanks separate a name from what the command does.
+            # Two blanks separate a command's name from its description.
             assert re.fullmatch(rf'  {name} {{2,}}[A-Z].*[^.]', line)
     assert cli(
         '--version').out == f'glance-dedup {package_version.version()}\n'
@@ -256,7 +256,7 @@ def test_columns():
 @pytest.mark.parametrize('number, status', [
     (signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGHUP, 130)])
 def test_interrupted_put(created, number, status):
-    """Nothing of the image is left, and the repository is usable."""
+    """An interrupted put leaves nothing, and the repository stays usable."""
     process = created.start(
         'image', 'put', 'a', '-', stdin=subprocess.PIPE,
         stderr=subprocess.PIPE)
@@ -324,7 +324,7 @@ def closed(created, redirection, *arguments):
 
 
 def test_output_that_is_closed(created):
-    """Commands do their work, and then say that nobody gets the output."""
+    """A command does its work, and then reports that its output is closed."""
     put = closed(created, '>&-', 'image', 'put', 'a', __file__)
     assert put.returncode == 3
     assert put.stderr == (
@@ -343,7 +343,7 @@ def test_output_that_is_closed(created):
                                      '--help', 'complete bash'])
 def test_output_that_fails_is_named_once(created, monkeypatch, command,
                                          redirection, reason):
-    """Also if nothing is buffered, so that the command itself meets it."""
+    """An unbuffered output that fails is also reported once."""
     monkeypatch.setenv('PYTHONUNBUFFERED', '1')
     found = closed(created, redirection, *command.split())
     assert found.returncode == 3
@@ -356,7 +356,7 @@ def test_output_that_fails_is_named_once(created, monkeypatch, command,
                                      'image list --version'])
 def test_output_before_a_command_fails(created, monkeypatch, command,
                                        redirection):
-    # Without a buffer argparse meets the error, and says nothing.
+    # Without a buffer argparse gets the error, and reports nothing.
     monkeypatch.delenv('PYTHONUNBUFFERED', raising=False)
     found = closed(created, redirection, *command.split())
     assert found.returncode == 3

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where the repository is: the options, an option file, or a daemon."""
+"""The path of the repository comes from options, a file or a daemon."""
 
 import os
 import subprocess
@@ -88,7 +88,7 @@ def test_a_file_that_is_given(created, file, tmp_path):
 @pytest.mark.parametrize('mode, of_directory', [(0, 0o755), (0o644, 0)])
 def test_a_file_that_this_user_cannot_read(created, tmp_path, mode,
                                            of_directory):
-    """The user may still say where the repository is."""
+    """A user that cannot read the file can still name the repository."""
     file = tmp_path / 'etc' / 'dedupd.conf'
     file.parent.mkdir()
     file.write_text(f'[dedupd]\ndatadir = {created.path}\n')

@@ -67,7 +67,7 @@ def test_copy(created, content, tmp_path):
     assert created('image', 'delete', 'one').status == 0
     assert created('image', 'get', 'two', out).status == 0
     assert out.read_bytes() == content.read_bytes()
-    # Of the scope of another project nothing may be shared.
+    # Nothing may be shared with another project's scope.
     found = created('image', 'copy', 'two', 'three', '--project', 'q',
                     '--scope', 'project', '-f', 'json').json()
     assert (found['project'], found['scope']) == ('q', 'project')
@@ -173,7 +173,7 @@ def test_bad_sources(created, tmp_path):
 
 
 def test_source_that_is_no_file(created):
-    """A pipe has no size that one could know before."""
+    """A pipe has no size that the command could read before the data."""
     read, write = os.pipe()
     os.write(write, b'content')
     os.close(write)
@@ -300,9 +300,9 @@ def test_list_opens_only_recipes_that_are_not_counted(
     counted = listed()
     assert opened == [] and counted.keys() == before.keys()
     for image_id, row in counted.items():
-        # Without a catalog nobody knew of damage.
+        # Without a catalog the damage was not known.
         assert row == {**before[image_id], 'damaged': False}
-    # What was deleted, replaced or stored since is shown as it is now.
+    # The list has the current state of images changed since.
     for image_id in ('one', 'two'):
         assert stored('image', 'delete', image_id).status == 0
     (tmp_path / 'other').write_bytes(b'x' * 5000)
@@ -322,7 +322,7 @@ def test_list_with_damage_and_unknown_names(stored):
     result = stored('image', 'list', '-f', 'json')
     assert result.status == 1
     assert result.json() == []
-    # The other name is for the check to tell of.
+    # Only the check reports the other name.
     assert len(result.err.splitlines()) == 1
 
 
@@ -345,7 +345,7 @@ def test_progress_of_long_work(stored, content, monkeypatch):
 
 
 def test_names_are_only_text(created, tmp_path):
-    """What a terminal would obey is shown, and not done."""
+    """Control characters in a name are shown as text."""
     (tmp_path / 'image').write_bytes(b'x' * 5000)
     project = 'p\x1b[2J\x9b31m\u202e'
     assert created('image', 'put', 'a', tmp_path / 'image', '--project',
@@ -365,10 +365,10 @@ def test_names_are_only_text(created, tmp_path):
     assert '\x1b' not in found.err and '\\x1b[2J' in found.err
 
 
-# -- what is stored -----------------------------------------------------------
+# -- stored content -----------------------------------------------------------
 
 def test_a_file_that_changes_while_it_is_stored(created, content, monkeypatch):
-    """Whatever was read may be a mixture."""
+    """A file that changes while it is read is refused: it may be a mixture."""
     read = inputs.InputFile.read
 
     def changing(self, length):
@@ -398,7 +398,7 @@ def checksum(data, name='sha256'):
 
 
 def test_a_pipe_that_broke_off(created):
-    """Nobody tells its reader how the writer ended; the user knows."""
+    """The user's size or checksum detects a pipe that broke off."""
     data = random.Random(1).randbytes(300000)
     for options, came, words in (
             (['--size', '300000'], data[:-1], 'only 299999 came'),

@@ -35,7 +35,7 @@ def test_remove(indexed, tmp_path):
     assert not list(tmp_path.glob(f'*/{path.split("/")[-1]}'))
     assert indexed('index', 'remove', '-f', 'json').json() == {
         'path': None, 'removed': False}
-    # The next upload makes it again, and finds what is stored.
+    # The next upload makes the index again, and finds the stored blocks.
     image = tmp_path / 'image.raw'
     assert indexed('image', 'put', 'third', image, '-f',
                    'json').json()['new_bytes'] == 0

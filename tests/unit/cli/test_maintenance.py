@@ -24,7 +24,7 @@ from tests.support import daemons
 from tests.support import repositories
 from tests.unit.cli import conftest
 
-# Of each content.
+# Length of each content.
 LENGTH = 40 * 4096
 
 
@@ -41,12 +41,12 @@ def filled(created, tmp_path):
 
 @pytest.fixture
 def daemon(filled):
-    """A daemon of it, where the commands look for one."""
+    """A daemon of the repository, at the socket that the commands use."""
     with daemons.running(filled.path) as daemon:
         at = filled.options.index('--socket')
         filled.options[at + 1] = daemon.socket
         with daemon.client() as client:
-            # It keeps what it said last for some seconds.
+            # The daemon caches its last status for some seconds.
             repositories.eventually(
                 lambda: client.status()['space']['images'] is not None)
         yield daemon
@@ -118,17 +118,17 @@ def test_status_of_the_daemon(filled, daemon):
     assert found['daemon'] == status['daemon']
     assert found['space']['unique_blocks'] == 120
     assert found['tasks'].keys() == status['tasks'].keys()
-    # Each task has run once a moment after the start.
+    # Each task has run once shortly after the start.
     repositories.eventually(
         lambda: re.search('account +done', filled('status').out))
     assert ', maintainer, up for ' in filled('status').out
-    # Without --repository, too.
+    # The status also works without --repository.
     del filled.options[:2]
     assert filled('status', '-f', 'json').json()['daemon'] == found['daemon']
 
 
 def test_status_with_a_catalog(filled):
-    """It is read, if no maintainer has it; else, it is left alone."""
+    """The catalog is read unless a maintainer has it open."""
     filled('task', 'collect')
     found = filled('status', '-f', 'json').json()
     assert found['space']['unique_blocks'] == 120
@@ -178,7 +178,7 @@ def test_scrub(either):
     assert result.status == 1
     assert result.json()['damaged'] >= 1
     assert result.json()['images'] == ['c']
-    # From then on it is known.
+    # From then on the damage is known.
     rows = either('image', 'list', '-f', 'json').json()
     assert {row['image_id']: row['damaged'] for row in rows} == {
         'a': False, 'b': False, 'c': True}
@@ -189,7 +189,7 @@ def test_scrub(either):
         'no', 'no', 'yes']
     found = either('status', '-f', 'json').json()
     assert found['damage']['images'] == ['c']
-    # And does not count for less when it is met again.
+    # The damage counts in full when a scrub finds it again.
     for options in ((), ('--full',)):
         again = either('task', 'scrub', '-f', 'json', *options)
         assert again.status == 1
@@ -234,7 +234,7 @@ def test_space(either):
 
 
 def test_what_fails_is_told(filled, monkeypatch):
-    """And the rest of the result is shown all the same."""
+    """A failure is reported, and the rest of the result is still shown."""
     @dataclasses.dataclass
     class Result:
         images: int
@@ -294,7 +294,7 @@ def test_what_is_not_known_of_damage(filled):
 
 
 def test_mark_lost(either):
-    """Until then nothing is freed, and each time it is said why."""
+    """Until then nothing is freed, and each collection reports the reason."""
     assert either('image', 'delete', 'c').status == 0
     spoil_recipe(either, 'b')
     either('image', 'mark-lost', 'b').refused('--yes')
@@ -316,7 +316,7 @@ def test_mark_lost(either):
 # -- which of them ------------------------------------------------------------
 
 def test_the_daemon_is_asked(filled, daemon):
-    """For it has the lock; the task is in its status then."""
+    """The daemon runs the task, since it holds the lock."""
     filled('image', 'delete', 'c')
     assert filled('task', 'collect', '-f', 'json').json()['freed_blocks'] == 40
     with daemon.client() as client:
@@ -328,7 +328,7 @@ def test_the_daemon_is_asked(filled, daemon):
 
 
 def test_lists_come_from_the_daemon(filled, daemon, monkeypatch):
-    """It has the catalog, so that the command cannot read it."""
+    """The lists come from the daemon, which has the catalog open."""
     expected = filled('--socket', '', 'image', 'list', '-f', 'json').json()
     with daemon.client() as client:
         client.wait('account', client.start('account'))
@@ -342,7 +342,7 @@ def test_lists_come_from_the_daemon(filled, daemon, monkeypatch):
 
 
 def test_another_repositorys_daemon_is_not(filled, daemon, tmp_path):
-    """What is asked of one must not be done to the other."""
+    """A request for one repository does not go to another one's daemon."""
     other = tmp_path / 'other'
     filled.options[1] = str(other)
     assert filled('repository', 'create').status == 0
@@ -357,7 +357,7 @@ def test_another_repositorys_daemon_is_not(filled, daemon, tmp_path):
 
 
 def test_another_maintainer(filled, daemon):
-    """Its socket is not where it is looked for."""
+    """Commands fail if a maintainer runs whose socket they do not know."""
     filled.options[filled.options.index('--socket') + 1] = ''
     for command in ('task collect', 'task merge', 'task scrub',
                     'repository rebuild-catalog', 'image mark-lost a --yes'):
@@ -381,7 +381,7 @@ def test_socket_of_the_environment(filled, daemon, monkeypatch):
 
 
 def test_a_server_that_is_no_daemon(filled, tmp_path):
-    """It is told, rather than that the work is done beside it."""
+    """A server that is no daemon gives an error; the task does not run."""
     path = tmp_path / 'socket'
 
     def behave(connection, request):
@@ -389,16 +389,16 @@ def test_a_server_that_is_no_daemon(filled, tmp_path):
 
     with daemons.scripted(path, behave):
         filled('task', 'collect').failed('no object')
-        # Nobody needs it for these.
+        # These commands need no daemon.
         assert len(filled('image', 'list', '-f', 'json').json()) == 3
         assert filled('image', 'show', 'a').status == 0
 
 
 def test_the_daemons_error(filled, daemon):
-    """Its own sentence, and the status of an error."""
+    """The daemon's own sentence is reported, with the status of an error."""
     filled('image', 'mark-lost', 'a', '--yes').refused('a')
     daemon.kill()
-    # Nobody is there now: it is done here.
+    # No daemon runs now, so the command does the work itself.
     assert filled('task', 'collect').status == 0
 
 
@@ -454,7 +454,7 @@ def test_the_daemons_options_hold_here_too(filled, tmp_path, monkeypatch):
 @pytest.mark.parametrize('number', [
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_stops_between_steps(filled, number):
-    """What was done stands, and the next run goes on."""
+    """An interrupted task keeps its results, and the next run goes on."""
     code = """if True:
         import os, signal, sys
         from dedupd.tasks import scrubber

@@ -86,7 +86,7 @@ def test_quiet(clock):
 
 
 def test_stream_that_breaks(clock):
-    """Work goes on though nobody can see it."""
+    """The work goes on if the progress bar's stream breaks."""
     class Broken(io.StringIO):
         def write(self, text):
             raise BrokenPipeError()

@@ -59,7 +59,7 @@ def test_list_and_show(either):
     assert found['two']['exclusive_bytes'] == 2 * LENGTH
     assert found['two']['shared_bytes'] == LENGTH
     assert found['two']['images'] == 2
-    # It shares a third of its blocks with one other.
+    # The project shares a third of its blocks with one other project.
     assert found['two']['charged_bytes'] == pytest.approx(
         5 * found['one']['charged_bytes'], abs=3)
     shown = either('project', 'show', 'two', '-f', 'json').json()

@@ -231,7 +231,7 @@ def give_away(path, directory_mode, file_mode):
     'index rebuild', 'image list', 'image show one',
     'image put three /dev/null', 'image get one -'])
 def test_of_another_user(filled, command):
-    """Neither readable nor writable: an error, and no damage."""
+    """A repository without permissions gives an error, and no damage."""
     give_away(filled.path, 0o700, 0o600)
     words = ('ermission' if command in ('repository check',
                                         'repository create')
@@ -244,7 +244,7 @@ def test_of_another_user(filled, command):
 
 @NEEDS_ROOT
 def test_not_writable(filled):
-    """Readable only: checking works, and storing tells what is wrong."""
+    """A read-only repository can be checked; storing reports the owner."""
     give_away(filled.path, 0o755, 0o644)
 
     def run(*arguments):

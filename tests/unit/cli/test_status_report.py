@@ -118,7 +118,7 @@ def test_cold_groups():
 @pytest.mark.parametrize('name', STATUS)
 @pytest.mark.parametrize('value', [None, [], {}, 'text', 7])
 def test_a_daemon_of_another_version(name, value):
-    """What it says in another way is left out."""
+    """Values of an unknown type are left out."""
     assert status_report.page({**STATUS, name: value}, 4600.0)
 
 

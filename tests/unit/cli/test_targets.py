@@ -61,7 +61,7 @@ def test_a_link_is_not_followed(stored, place, tmp_path, exists, force):
 
 @pytest.mark.parametrize('name', ['x' * 255, 'ü' * 127, 'x\udcff' * 127])
 def test_a_long_name(stored, place, name):
-    """Its bytes are limited, not its characters."""
+    """The limit on a name counts bytes, not characters."""
     assert stored('image', 'get', 'one', place / name).status == 0
     assert os.listdir(place) == [name]
     assert (place / name).read_bytes() == DATA

@@ -36,7 +36,7 @@ def no_files_of_this_machine(monkeypatch, tmp_path):
 
 
 def check(cli, *arguments):
-    """The exit status, and what each check found: its code and sentences."""
+    """Return the exit status, and each check's result code and sentences."""
     result = cli('upgrade', 'check', '--json', *arguments)
     assert result.err == ''
     found = {item['check']: (item['result'], item['details'])
@@ -190,8 +190,8 @@ def test_a_path_with_a_nul_is_a_failure(created, tmp_path):
 
 
 def test_files_that_cannot_be_looked_at(created, tmp_path, monkeypatch):
-    """Nobody knows that they are not there."""
-    # The system refuses a name that is too long, also if root asks.
+    """A check fails if it cannot find out whether its file exists."""
+    # The system refuses a name that is too long, also for root.
     for module, name in (host_settings, 'CONFIG_FILE'), (upgradecheck,
                                                          'GLANCE_FILE'):
         monkeypatch.setattr(module, name, f'{tmp_path}/{"x" * 300}')
@@ -275,7 +275,7 @@ def test_a_malformed_file_is_a_failure(created, tmp_path):
     assert found['Agreement of the options'][0] == WARNING
 
 
-# -- what runs ----------------------------------------------------------------
+# -- running processes --------------------------------------------------------
 
 def daemon_of(created, tmp_path, other):
     """A daemon, of another version if `other`."""

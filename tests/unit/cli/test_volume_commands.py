@@ -127,7 +127,7 @@ def test_clone_and_snapshot(made, content, tmp_path):
 @pytest.mark.parametrize('is_served', [False, True])
 def test_snapshot_for_another_project_shares_nothing(made, repo, content,
                                                      is_served):
-    """It named blocks of the first project's scope."""
+    """A snapshot for another project is refused: the scope is not its own."""
     made('image', 'put', 'base', content, '--project', 'p1', '--scope',
          'project')
     made('volume', 'clone', 'base', 'disk', '--size', '2M')
@@ -140,7 +140,7 @@ def test_snapshot_for_another_project_shares_nothing(made, repo, content,
         assert repo.images() == ['base']
         assert made('volume', 'snapshot', 'disk', 'snap', '--project', 'p1',
                     '-f', 'json').json()['new_bytes'] == 0
-    # As the message advises.
+    # The message recommends this command.
     found = made('image', 'copy', 'snap', 'theirs', '--project', 'p3', '-f',
                  'json').json()
     assert (found['project'], found['scope']) == ('p3', 'project')
@@ -161,7 +161,7 @@ def test_resize(made, repo):
 
 
 def test_a_volume_that_is_served(made, repo):
-    """Its server does what only the owner can."""
+    """The server of a volume runs the operations that need its owner."""
     openvolumes.create(repo, 'disk', MIB, project='a project')
     with volume_servers.serving(repo, 'disk') as server:
         server.volume.write(b'content', 0)
@@ -196,7 +196,7 @@ def test_a_volume_that_is_served(made, repo):
 
 
 def test_rollback(made, repo):
-    """To a snapshot, and to an image of another size and scope."""
+    """A volume returns to a snapshot, or to an image of another size."""
     openvolumes.create(repo, 'disk', MIB, project='a project')
     with openvolumes.open_volume(repo, 'disk') as volume:
         volume.write(b'before', 0)
@@ -214,7 +214,8 @@ def test_rollback(made, repo):
         repositories.put(repo, scope, data, project='p', scope=scope)
         found = made('volume', 'rollback', 'disk', scope, '-f', 'json').json()
         assert (found['size'], found['scope']) == (3 * MIB + 512, 'global')
-        # In the volume's scope only the block at the end, which is not whole.
+        # In the volume's scope only the block at the end is copied: it is not
+        # whole.
         assert found['copied_bytes'] >= copied >= (
             found['copied_bytes'] - 4096)
         with openvolumes.open_volume(repo, 'disk') as volume:
@@ -286,7 +287,7 @@ def write(repo, *names):
 
 
 def test_a_damaged_volume_is_deleted(made, repo):
-    """Its recipes, too, and no others."""
+    """The recipes of a damaged volume are deleted, too, and no others."""
     write(repo, 'whole')
     before = recipes(made)
     write(repo, 'torn')
@@ -322,7 +323,7 @@ def test_two_damaged_volumes_are_deleted(made, repo):
 
 
 def test_a_volume_that_lost_its_journals_head(made, repo):
-    """Nothing says which recipes it had."""
+    """Without the journal's head nothing names the volume's recipes."""
     write(repo, 'short', 'whole')
     newest = max((made.path / 'volumes' / 'short').glob('journal-*'))
     newest.write_bytes(b'')
