@@ -29,7 +29,7 @@ def open_catalog(path):
 
 
 class Runs(bytes):
-    """Packed runs, as those of a recipe with one page of extents."""
+    """Packed runs in the form of a recipe with one page of extents."""
 
     pages = 1
 

@@ -78,7 +78,7 @@ def test_runs():
 
 
 class _Recipe:
-    """Of runs of one block, one a page."""
+    """A recipe of runs of one block, one in each page."""
 
     complete = True
 
@@ -122,7 +122,7 @@ def test_pieces_are_bounded():
 
 
 def test_images_that_name_addresses():
-    """Also those at both ends of a group; others have found nothing."""
+    """Images are found by addresses anywhere in a group."""
     ends = [65535, 65536, 98303, 98304]
     images = {'a': _Recipe([40000, 65536, 98303]), 'b': _Recipe([40000]),
               'bad': _Recipe([65536] * 65, bad=64), 'half': _Recipe([65536]),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The catalog by itself: counts, ledger, what it says of itself, history."""
+"""The catalog alone: counts, ledger, its own metadata, history."""
 
 import collections
 import json
@@ -141,7 +141,7 @@ def test_batch_sees_what_it_holds(catalog):
     assert counts(catalog, 1, batch) == {5: 2}
     assert catalog.counted(txid(2), batch)
     assert not catalog.counted(txid(1), batch)
-    # And nothing is seen without it, until it is written.
+    # The changes are visible only through the batch until it is written.
     assert counts(catalog, 1) == {5: 1}
     assert catalog.counted(txid(1)) and not catalog.counted(txid(2))
     catalog.write(batch)
@@ -214,7 +214,7 @@ def test_counts_against_a_model(catalog, path, seed):
     catalog.close()
 
 
-# -- what it says of itself ---------------------------------------------------
+# -- the catalog's own metadata -----------------------------------------------
 
 def test_new_catalog_is_not_valid(catalog, path):
     assert not catalog.valid and catalog.sequence == 0
@@ -389,7 +389,7 @@ def test_salvage(catalog, tmp_path):
     facts = {'found': 1, 'fingerprint': 64 * 'a', 'quarantine': '',
              'images': ['one']}
     catalog.set_damaged(batch, 5 << 15 | 7, facts)
-    # These are not well-formed, and are left behind.
+    # These records are not well-formed; replacing the damage leaves them.
     catalog.set_damaged(batch, 7, facts)
     catalog.set_damaged(batch, 5 << 15 | 8, {**facts, 'fingerprint': 'a'})
     batch.put(b'h', b'{}')

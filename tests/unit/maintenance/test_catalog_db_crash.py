@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a crash, or a careless hand, may do to the catalog.
+"""The catalog survives a crash, or careless changes by hand.
 
 LevelDB makes its system calls itself, so the crash explorer does not see them.
-Here the catalog is taken to be capable of the worst: at any accounting step it
-may be what it was at an earlier one, lack files, have its log cut at any
-length, consist of files of two ages, or be another repository's; and the fence
-may be as it is, older, torn or lost.
+Here the test assumes the worst of the catalog: at any accounting step it may
+be as it was at an earlier one, lack files, have its log cut at any length,
+consist of files of two ages, or be another repository's; and the fence may be
+as it is, older, torn or lost.
 
 A *moment* is a copy of the whole repository, taken right after the catalog was
-written, before the fence, or between two tasks. A *state* is a moment with
-something else in the place of its catalog and its fence. In each of them the
-maintainer starts, counts and collects: the catalog may be made anew, with a
-warning that says so, but never trusted wrongly.
+written, before the fence, or between two tasks. A *state* is a moment whose
+catalog and fence are replaced. In each state the maintainer starts, counts and
+collects: it may rebuild the catalog, with a warning, but must never trust a
+wrong one.
 
 A later task that writes to the catalog gets a step in :func:`record`.
 """
@@ -116,7 +116,7 @@ class Recorder:
 
 
 def listing(path):
-    """What there is of a catalog."""
+    """List a catalog's files with their sizes and times."""
     with contextlib.suppress(FileNotFoundError):
         with os.scandir(path / 'catalog') as entries:
             return sorted((entry.name, entry.stat().st_size,
@@ -124,7 +124,7 @@ def listing(path):
 
 
 def copy(path, to):
-    """With the same links: two names of a recipe are one file."""
+    """Copy with the same links: two names of a recipe are one file."""
     made = {}
 
     def copy_file(source, target):
@@ -145,7 +145,7 @@ def put_at_once(repo, recorder, *image_ids, data):
                         for image_id in image_ids]
         for transaction in transactions:
             transaction.write(data)
-            transaction.find(b'', b'')     # stores what was written
+            transaction.find(b'', b'')     # stores the written data
         for transaction in transactions:
             transaction.commit()
     recorder.model.update(dict.fromkeys(image_ids, data))
@@ -184,7 +184,7 @@ def record(path, directory, patch):
         for image_id in ('image-1', 'image-2', 'image-3', 'twin-1', 'large'):
             recorder.delete(repo, image_id)
         recorder.put(repo, 'later', content(1, 2, 60))
-        # Started anew, LevelDB makes tables of its log.
+        # After a restart LevelDB makes tables of its log.
         with maintaining(repo) as maintainer:
             with recorder.step('second collection'):
                 collector.run_once(maintainer, pace, live_share=99,
@@ -202,7 +202,7 @@ def record(path, directory, patch):
 
 @pytest.fixture(scope='module')
 def directory():
-    """In memory, where a sync costs nothing: no disk is to crash here."""
+    """Directory in memory, where a sync is fast: no disk crashes here."""
     where = '/dev/shm' if os.path.isdir('/dev/shm') else None
     with tempfile.TemporaryDirectory(prefix='catalog-', dir=where) as name:
         yield pathlib.Path(name)
@@ -289,7 +289,7 @@ CURRENT, MANIFEST, LOG, TABLE = 'CURRENT', 'MANIFEST', '.log', '.ldb'
 
 
 def alone(moment):
-    """What may become of a catalog by itself: (kind, words, function)."""
+    """Yield changes to a catalog alone: (kind, words, function)."""
     path = moment.path
     yield 'as it is', 'as it is', lambda p: None
     yield 'lost', 'lost', lose
@@ -302,7 +302,7 @@ def alone(moment):
 
 
 def cuts(moment):
-    """Its log at many lengths: other ones at each moment."""
+    """Yield cuts of the log at many lengths, others at each moment."""
     logs = names(moment.path, LOG)
     size = (moment.path / 'catalog' / logs[-1]).stat().st_size if logs else 0
     for length in range(13 * moment.number % 61, size, 61):
@@ -310,7 +310,7 @@ def cuts(moment):
 
 
 def with_other(moment, other):
-    """What may become of it with another one at hand."""
+    """Yield changes that use files of another catalog."""
     path, what = other.path, other.what
     age = 'older' if moment.number > other.number >= 0 else 'strange'
     yield age, f'that of {what}', lambda p: replace(p, path)
@@ -345,7 +345,7 @@ def tear_fence(path, record):
 
 
 def fences(moment, other):
-    """What may become of a fence: (kind, words, function)."""
+    """Yield changes to a fence: (kind, words, function)."""
     yield 'as it is', 'as it is', lambda p: None
     if (moment.path / 'fence').exists():
         yield 'lost', 'lost', lose_fence
@@ -358,7 +358,7 @@ def fences(moment, other):
 
 
 def states(moments, strange):
-    """By kind of change: (moment, words, functions that change its copy)."""
+    """Return by kind of change: (moment, words, functions for a copy)."""
     kinds = collections.defaultdict(list)
     for moment in moments:
         others = [other for other in [*moments[:moment.number], strange]
@@ -377,7 +377,7 @@ def states(moments, strange):
 
 
 def choose(kinds, count):
-    """So many states, as many of each kind as of any other."""
+    """Return this many states, taking the kinds in turn."""
     rng = random.Random(SEED)
     for some in kinds.values():
         rng.shuffle(some)
@@ -386,12 +386,13 @@ def choose(kinds, count):
     return list(itertools.islice(filter(None, turns), count))
 
 
-# -- what must hold -----------------------------------------------------------
+# -- requirements -------------------------------------------------------------
 
 def give_up_deleted(maintainer, words):
-    """A catalog that is older, with a fence that is too, knows deleted images.
+    """Rebuild if an older catalog, with an older fence, has deleted images.
 
-    They cannot be told from images that were lost, so nothing is freed.
+    The maintainer cannot distinguish them from lost images, so it frees
+    nothing.
     """
     if maintainer.unreadable.reasons():
         assert 'fence that of' in words or 'fence torn' in words, words
@@ -400,7 +401,7 @@ def give_up_deleted(maintainer, words):
 
 
 def judge(moment, words, changes, path):
-    """Whether it recovers; returns whether the catalog was made anew."""
+    """Require that the state recovers; return whether it was rebuilt."""
     copy(moment.path, path)
     for change in changes:
         change(path)
@@ -417,8 +418,8 @@ def judge(moment, words, changes, path):
             maintenance.require_collected(maintainer)
             rebuilt = any('was rebuilt' in warning
                           for warning in maintainer.warnings)
-            # What is wrong is found at the start, or by the first task that
-            # meets it; and told.
+            # Problems are found, and reported, at the start or by the first
+            # task that meets them.
             for warning in warnings:
                 assert 'catalog' in warning or 'fence' in warning or (
                     'neither counted' in warning), warning
@@ -456,5 +457,5 @@ def test_catalog_of_any_kind(moments, strange, directory, monkeypatch,
     figures = judge_all(choose(kinds, count), directory)
     print(f'{sum(map(len, kinds.values()))} states of {len(kinds)} kinds; '
           f'made anew or not: {figures}')
-    # Either happens: it is made anew where it must be, and only there.
+    # Both occur: the catalog is rebuilt where it must be, and only there.
     assert all(figures.values())

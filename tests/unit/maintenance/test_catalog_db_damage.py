@@ -38,7 +38,7 @@ def filled(path, images=60):
     catalog = catalog_db.Catalog(path, REPOSITORY, create=True)
     for number in range(images):
         batch = catalog.batch()
-        # As random as they are.
+        # Transaction ids are as random as real ones.
         catalog.count(batch, hashlib.md5(b'%d' % number).digest(),
                       pack(*((g, number * 7, 500) for g in range(1, 40))),
                       facts(f'image-{number}'))
@@ -67,7 +67,7 @@ def sample(tmp_path_factory):
 
 
 def test_what_is_lost_is_noticed(sample, path):
-    """Without a file it is refused, or older than it was."""
+    """Without one of its files the catalog is refused, or is older."""
     original, truth = sample
     noticed = set()
     for name in sorted(os.listdir(original)):
@@ -75,7 +75,7 @@ def test_what_is_lost_is_noticed(sample, path):
         (path / name).unlink()
         try:
             found = read_everything(path)
-            # LevelDB may not have removed yet what it needs no more.
+            # LevelDB may not have removed yet a file that it does not need.
             assert found == truth or found[0] < truth[0], name
             if found != truth:
                 noticed.add(name)
@@ -112,7 +112,7 @@ def test_damage_is_noticed(sample, path, seed):
 
 
 def test_lost_batch_in_the_middle_is_noticed(catalog, path):
-    """As where an older log was cut short, and a newer one was not."""
+    """An older log was cut short, and a newer one was not."""
     for number in range(1, 4):
         count(catalog, number, (number, 5, 1))
     assert len(list(catalog.txids())) == 3
@@ -266,7 +266,7 @@ def test_same_batch_may_be_written_twice(catalog):
 
 
 class FailsAfterwards:
-    """A batch of LevelDB that is written, and whose writing is an error."""
+    """A LevelDB batch that is written although its write raises an error."""
 
     def __init__(self, batch):
         self._batch = batch
@@ -294,7 +294,7 @@ class FailingOnce:
 
 @pytest.mark.parametrize('given', [{}, {'valid': True}])
 def test_next_batch_does_not_take_back_one_that_failed(catalog, path, given):
-    """It was written all the same: what it said of the catalog must stay."""
+    """The failed write reached the disk: its metadata must stay."""
     count(catalog, 1, (1, 5, 1))
     batch = catalog.batch()
     catalog.count(batch, txid(2), pack((1, 5, 1)), facts())
@@ -312,7 +312,7 @@ def test_next_batch_does_not_take_back_one_that_failed(catalog, path, given):
 
 
 def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
-    """As it is after a write that failed."""
+    """Opening the catalog again after a failed write finds lost batches."""
     older = path.parent / 'older'
     shutil.copytree(path, older)
     catalog.write(catalog.batch(), sync=True, sequence=5)
@@ -320,7 +320,7 @@ def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
     for place in path, older:
         for file in place.iterdir():
             if file.name == 'CURRENT':
-                continue    # nobody opened it
+                continue    # the same in both
             if place == path:
                 file.unlink()
             else:
@@ -330,7 +330,7 @@ def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
 
 
 def test_opened_by_another_process_meanwhile(catalog, path):
-    """As if it had lost its locks: what is written now is the other's."""
+    """The catalog is refused after its process has lost its locks."""
     catalog._drop()
     open_catalog(path).close()
     assert catalog.is_opened_elsewhere()
@@ -351,16 +351,16 @@ def _write_batches(path):
 def _log_bytes(path):
     size = 0
     for file in path.glob('*.log'):
-        # One that is full goes at any time.
+        # LevelDB may remove a full log at any time.
         with contextlib.suppress(FileNotFoundError):
             size += file.stat().st_size
     return size
 
 
 def test_killed_in_the_middle(path):
-    """Of batches that were written each is there, or not, as a whole."""
+    """After a kill each written batch exists as a whole or not at all."""
     catalog_db.Catalog(path, REPOSITORY, create=True).close()
-    # Not forked: a child has none of the threads that LevelDB has begun here.
+    # Spawn, not fork: a forked child lacks the threads that LevelDB started.
     context = multiprocessing.get_context('spawn')
     for round_ in range(4):
         child = context.Process(target=_write_batches, args=(path,))

@@ -69,7 +69,7 @@ def meta_of(path):
 
 
 def test_counted_in_parts(catalog, path):
-    """To its end and back, whatever was there before."""
+    """A recipe is counted page by page to its end, and uncounted again."""
     count(catalog, 1, (1, 5, 1))
     states = [everything(catalog)]
     for page in range(1, 5):
@@ -97,7 +97,7 @@ def test_counted_in_parts(catalog, path):
 
 
 def test_uncounting_in_other_steps_than_counting(catalog):
-    """Also what an earlier version counted at once, however large."""
+    """A recipe may be uncounted in other steps than it was counted in."""
     empty = everything(catalog)
     for counted in (0, 5000, 1 << 40):
         for uncounted in (0, 5000, 1 << 40):
@@ -146,7 +146,7 @@ def test_number_of_parts(catalog, path):
 
 @pytest.mark.parametrize('lost', range(4))
 def test_lost_step_is_noticed(catalog, lost):
-    """As where an older log was cut short: its counts are too low."""
+    """A lost step is detected: an older log was cut short."""
     count_some(catalog, 2, 5)
     assert list(catalog.txids()) == [txid(2)]
     batch = catalog.batch()
@@ -184,7 +184,7 @@ def test_same_step_may_be_written_twice(catalog):
 
 @pytest.mark.parametrize('page', range(5))
 def test_page_that_cannot_be_read(catalog, page):
-    """What is in the batch is said to be."""
+    """The pages before the unreadable one are recorded in the batch."""
     LARGE.unreadable = page
     batch = catalog.batch()
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The files in which helpers note what they found."""
+"""Helpers write their findings to files of notes."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_they_come_back(path):
 
 
 def test_rows_of_older_formats_have_no_order(path):
-    """So older programs read them where they may be beside newer ones."""
+    """Rows of the older format have no order, so older programs read them."""
     rows = json.loads(full().encode())['kept']
     assert rows == [[9, 2, 19], [10, 2, 9, True]]
 
@@ -76,7 +76,7 @@ def test_anybody_may_have_written_them(path, content):
 
 
 def test_bounds_are_kept(path):
-    """What may be noted can be read again."""
+    """Notes of the largest size can be read again."""
     notes = host_notes.Notes('x' * 1000)
     notes.found = {block_addresses.address(1 << 24, slot) for slot in range(
         host_notes.MAX_FOUND)}
@@ -103,7 +103,7 @@ def test_other_names_are_left_alone(path):
 
 
 def test_a_directory_that_leads_elsewhere(path, tmp_path):
-    """Nothing is written, and nothing is believed, outside the repository."""
+    """Nothing is written to, or read from, a path outside the repository."""
     outside = tmp_path / 'outside'
     outside.mkdir()
     (path / 'helpers').symlink_to(outside)

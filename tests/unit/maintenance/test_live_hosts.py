@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which daemons live, and which groups are whose."""
+"""The hosts' file records the live daemons, which share the groups."""
 
 import collections
 import contextlib
@@ -59,7 +59,7 @@ def test_a_killed_daemon_lives_no_more(path, join):
         assert process.stdout.readline() == b'1\n'
         assert mine.members() == [0, 1] and mine.members(TASK) == [1]
         processes.stop(process.pid)
-        # It lives: nobody takes it for dead because it is slow.
+        # The process is stopped, not dead: it stays a member.
         assert mine.members() == [0, 1]
         process.kill()
         process.wait(LIMIT)
@@ -89,9 +89,9 @@ def test_everything_belongs_to_one_member(join):
     assert all(len(found) == 1 for found in owners.values())
     sizes = collections.Counter(found[0] for found in owners.values())
     assert all(60 <= sizes[number] <= 140 for number in range(3)), sizes
-    # Who takes no part was asked for all.
+    # A host that takes no part gets every group when it is queried.
     assert all(members[3].is_mine(TASK, group) for group in groups)
-    # Only the share of the one that goes changes hands.
+    # Only the groups of the closed member go to other members.
     members[1].close()
     for group in groups:
         before = owners[group][0]
@@ -116,7 +116,7 @@ def test_a_lost_lock_is_noticed(join):
 
 
 def test_a_file_that_was_replaced(path, join):
-    """Who has the old one open would live alone (I4)."""
+    """A member that has the old file open joins the new one (I4)."""
     first = join()
     os.unlink(path / 'locks/hosts')
     second = join()

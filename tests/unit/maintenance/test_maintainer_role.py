@@ -33,7 +33,7 @@ def collect(maintainer):
 
 
 def some(path, repo, images=4):
-    """Counted images, and a deleted one that is not un-counted yet."""
+    """Store counted images, and delete one that is not uncounted yet."""
     model = {}
     for number in range(images):
         model[f'image-{number}'] = content(number, 77, number + 1)
@@ -140,7 +140,7 @@ def test_restart_finds_all_as_it_was(path, repo, other):
 # -- N2.1: catalogs that must not be used -------------------------------------
 
 def require_rebuilt(path, repo, words):
-    """It is set aside with a warning, and what is counted is right."""
+    """Require that the catalog is set aside with a warning, and rebuilt."""
     with maintaining(repo) as maintainer:
         assert len(maintainer.warnings) == 1
         assert words in maintainer.warnings[0]
@@ -180,7 +180,7 @@ def test_n2_1_fence_is_garbage(path, repo, other, garbage):
 
 
 def test_n2_1_catalog_is_older_than_the_fence(path, repo, other, tmp_path):
-    """Yesterday's: what was stored since would be freed."""
+    """A catalog from before the last upload would free its blocks."""
     model = some(path, other)
     copy_state(path, tmp_path / 'backup')
     put(other, 'new', content(50))
@@ -195,9 +195,9 @@ def test_n2_1_catalog_is_older_than_the_fence(path, repo, other, tmp_path):
 
 
 def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
-    """The listing of images/ tells. What was deleted since looks as if lost.
+    """The listing of images/ shows the new image; the deleted one seems lost.
 
-    So nothing is freed, until somebody says that it is to be given up.
+    So nothing is freed until the operator gives it up.
     """
     model = some(path, other)
     copy_state(path, tmp_path / 'backup')
@@ -219,7 +219,7 @@ def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
 
 
 def test_n2_1_fence_is_older_than_the_catalog(path, repo, other, tmp_path):
-    """As after a crash between the two; the catalog is good."""
+    """The catalog is valid: a crash came between its write and the fence's."""
     model = some(path, other)
     fence = (path / 'fence').read_bytes()
     put(other, 'new', content(50))
@@ -253,7 +253,10 @@ def test_n2_1_catalog_was_not_finished(path, repo, other):
 
 
 def test_new_catalog_begins_above_the_fence(path, repo, other):
-    """Whichever record of the fence is damaged later, none looks newer."""
+    """A new catalog's sequence exceeds the old one's.
+
+    So if a record of the fence is damaged later, no old one looks newer.
+    """
     some(path, other)
     with maintaining(other) as maintainer:
         old = maintainer.catalog.sequence
@@ -283,13 +286,13 @@ def test_n2_1_catalog_is_corrupt(path, repo, other, name):
 
 
 def test_task_meets_a_damaged_table(path, repo, other):
-    """The catalog is made anew; its name, and why, are told in plain words."""
+    """A damaged table has the catalog rebuilt, and the warning names it."""
     some(path, other)
     with maintaining(repo):     # makes a table of the log
         pass
     with maintaining(repo):
         pass
-    # Not those in which it says what it is.
+    # The first table does not hold the catalog's own metadata.
     table = min((path / 'catalog').glob('*.ldb'))
     data = bytearray(table.read_bytes())
     data[20] ^= 1
@@ -323,7 +326,7 @@ def test_n2_1_something_else_is_in_its_place(path, repo, other, make,
         (path / 'catalog').symlink_to(
             precious if make == 'link' else 'nowhere')
     require_rebuilt(path, repo, 'catalog')
-    # Set aside a second time: what a link led to is not ours to remove.
+    # The second time, the maintainer does not remove a link's target.
     (path / 'fence').unlink()
     require_rebuilt(path, repo, 'fence')
     assert (precious / 'file').exists()
@@ -507,14 +510,14 @@ def test_nothing_is_freed_for_an_image_that_vanished(path, repo, other):
             result = collector.run_once(maintainer, pacing.Pace())
             assert 'image-1' in result.refused
             assert not result.freed_blocks
-    # It is put back: there is nothing to be done but to collect.
+    # The image is back, so a collection is all that is needed.
     (path / 'aside').rename(path / 'images' / 'image-1')
     del model['image-0']
     with maintaining(repo) as maintainer:
         assert collector.run_once(maintainer, pacing.Pace()).refused is None
         maintenance.require_collected(maintainer)
     maintenance.require_contents(other, model)
-    # It is given up.
+    # The image is given up.
     (path / 'images' / 'image-1').unlink()
     del model['image-1']
     with maintaining(repo) as maintainer:
@@ -538,7 +541,7 @@ def test_image_that_vanishes_under_a_maintainer(path, repo, other):
 
 @pytest.mark.parametrize('kind', ['T', 'D'])
 def test_entry_whose_image_is_another_file(path, repo, other, kind):
-    """As in a copy of a repository that does not know of links (N4.1)."""
+    """A copy of the repository may have lost the hard links (N4.1)."""
     model = some(path, other)
     put(other, 'new', content(50))
     model['new'] = content(50)
@@ -613,7 +616,7 @@ def test_reconciling_while_others_go_on(path, repo, other, monkeypatch):
 
 
 def watch_opening(maintainer):
-    """The images whose recipes are opened from now on."""
+    """Return the list of images whose recipes are opened from now on."""
     opened = []
     open_recipe = maintainer.engine.open_recipe
 
@@ -645,7 +648,7 @@ def test_start_opens_no_recipe(path, repo, other, monkeypatch):
 
 
 def forget_files(maintainer):
-    """As a catalog of a program that did not note them when it counted."""
+    """Remove the files' records, which older programs did not write."""
     batch = maintainer.catalog.batch()
     for image_id, _ in maintainer.catalog.seen():
         maintainer.catalog.set_seen(batch, image_id, None)
@@ -677,7 +680,7 @@ def test_only_what_changed_is_opened_to_reconcile(path, repo, other):
 
 @pytest.mark.parametrize('same', ['inode', 'time', 'neither'])
 def test_another_recipe_in_a_known_place(path, repo, other, same):
-    """The spool was lost, with what it said of one image and the next."""
+    """The spool with the records of two uploads of one image is lost."""
     model = some(path, other)
     image = path / 'images' / 'image-1'
     with maintaining(repo) as maintainer:
@@ -695,7 +698,7 @@ def test_another_recipe_in_a_known_place(path, repo, other, same):
             maintainer.catalog.write(batch)
         elif same == 'time':
             os.utime(image, ns=(0, seen[1]))
-        # The one before it is counted, though nobody knows where it is.
+        # The earlier upload is counted, though its recipe cannot be found.
         assert 'image-1' in collect(maintainer).refused
         assert len(list(maintainer.catalog.txids())) == 5
         maintainer.rebuild()
@@ -706,7 +709,7 @@ def test_another_recipe_in_a_known_place(path, repo, other, same):
 
 def test_where_recipes_were_seen_needs_no_room(path, repo, other,
                                                monkeypatch):
-    """What is only to save time must not keep anything from being freed."""
+    """A lack of space for an optimization does not prevent collections."""
     some(path, other)
     with maintaining(repo) as maintainer:
         write = maintainer.catalog.write
@@ -734,7 +737,7 @@ def test_strange_files_in_images(path, repo, other):
         assert maintainer.unreadable.reasons() == {}
         maintainer.rebuild()
         assert len(maintainer.warnings) == 3
-        # They are no images to anybody.
+        # Nothing treats these files as images.
         assert repo.images() == images
         merger.run_once(maintainer, pacing.Pace())
         result = scrubber.run_once(maintainer, pacing.Pace())
@@ -762,7 +765,7 @@ def test_rebuild_meets_a_damaged_recipe(path, repo, other, at):
             assert 'bad' in result.refused and not result.freed_blocks
     live = maintenance.live_slots(path)
     with maintaining(repo) as maintainer:
-        # As `image mark-lost` does it.
+        # `image mark-lost` does the same.
         (path / 'images' / 'bad').unlink()
         maintainer.rebuild()
         assert maintainer.unreadable.reasons() == {}
@@ -773,7 +776,10 @@ def test_rebuild_meets_a_damaged_recipe(path, repo, other, at):
 
 @pytest.mark.parametrize('at', [16, 4096 + 16])
 def test_damaged_after_it_was_counted(path, repo, other, at):
-    """It keeps its blocks, and nothing else is held up."""
+    """An image damaged after it was counted keeps its blocks.
+
+    Nothing else has to wait.
+    """
     model = some(path, other)
     before = set(maintenance.blocks_of(other, 'image-1'))
     ruin(path / 'images' / 'image-1', at)
@@ -825,7 +831,7 @@ def test_the_reserve_follows_the_catalog(path, repo, monkeypatch):
         assert least == 4
         assert keep(3 << 20) == (16, inode)
         assert keep(1 << 40) == (32, inode)
-        # One step less is not worth while.
+        # The reserve does not shrink by only one step.
         assert keep(3 << 20) == (32, inode)
         assert keep(1 << 20) == (8, inode)
         # A larger one cannot be had: the smaller one stays.
@@ -838,7 +844,7 @@ def test_the_reserve_follows_the_catalog(path, repo, monkeypatch):
         reserve.unlink()
         with pytest.raises(FileNotFoundError):
             keep(0)
-        # So that the next opening finds its own files alone.
+        # The next opening must find only the reserve's own files.
         (path / 'catalog' / 'more').unlink()
 
 
@@ -898,7 +904,7 @@ def test_guard_does_it_once_more(path, repo, other):
 
 
 def test_statistics_from_other_threads(path, repo, other):
-    """While the catalog is made anew, and closed."""
+    """Other threads read statistics during a rebuild and after closing."""
     some(path, other)
     maintainer = maintainer_role.Maintainer(repo)
     done = threading.Event()
@@ -930,8 +936,9 @@ def test_killed_maintainer(path, repo, other, seed):
     """Killed at any time, by a signal; then all is found as it must be."""
     model = maintenance.kill_at_random(path, other, collect, seed)
     with maintaining(repo) as maintainer:
-        # The first may evacuate blocks into a group with a killed one's tail,
-        # which is published then. The second frees what nobody needs of it.
+        # The first collection may evacuate blocks into a group with a killed
+        # process's tail, which is published then. The second one frees unused
+        # blocks of it.
         for _ in range(2):
             assert collect(maintainer).busy == 0
         maintenance.require_collected(maintainer)

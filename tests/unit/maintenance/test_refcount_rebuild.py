@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Counts of several processes are those of one."""
+"""Several processes count the same as one."""
 
 import collections
 import os
@@ -43,7 +43,7 @@ _RUNS = strategies.lists(strategies.tuples(
 @settings(deadline=None)
 @given(strategies.lists(_RUNS, max_size=4), strategies.integers(1, 9))
 def test_sums(pieces, most):
-    """With little memory, too: then the runs are read several times."""
+    """With little memory the runs are read several times."""
     expected = collections.Counter(
         (group, slot + i) for runs in pieces for group, slot, blocks in runs
         for i in range(blocks))
@@ -100,7 +100,7 @@ def fill(repo, images=12):
 
 
 def contents(maintainer):
-    """All that a rebuild derives."""
+    """Return all records that a rebuild derives."""
     return {key: value for kind in (records.LEDGER, records.BEGUN,
                                     records.PART, records.GROUP,
                                     records.COUNTS)
@@ -108,7 +108,7 @@ def contents(maintainer):
 
 
 def require_settled(maintainer):
-    """With what accounting adds, the counts are those of the recipes."""
+    """Require that the counts are the recipes' after accounting."""
     maintenance.account(maintainer)
     maintenance.require_counted(maintainer)
 
@@ -128,14 +128,14 @@ def test_the_same_catalog(repo, maintainer, processes, small_partitions):
     assert {what for _, _, what in told} == {
         'reading images', 'adding up counts'}
     assert all(done <= total for done, total, _ in told)
-    # The ledger is complete, and accounting goes on from there.
+    # The ledger is complete, and accounting continues with it.
     maintainer.reconcile()
     repo.delete('image-03')
     require_settled(maintainer)
 
 
 def test_chunks_of_one_group(maintainer):
-    """All of them count for what the group uses."""
+    """All chunks of a group are added to the group's used blocks."""
     catalog = maintainer.catalog
     batch = catalog.batch()
     for chunk, slots in ((0, 3), (1, 5)):
@@ -146,7 +146,7 @@ def test_chunks_of_one_group(maintainer):
 
 
 def test_large_recipes(repo, maintainer, monkeypatch):
-    """Whose counting takes many batches, and un-counting, too."""
+    """Large recipes are counted, and uncounted, in many batches."""
     monkeypatch.setattr('glance_dedup.maintenance.maintainer_role.BATCH_BYTES',
                         1 << 13)
     put(repo, 'large', maintenance.scattered(*range(4)))
@@ -174,10 +174,10 @@ def test_unreadable_recipes(path, repo, maintainer, at):
     assert not maintainer.warnings
 
 
-# -- what can go wrong --------------------------------------------------------
+# -- errors -------------------------------------------------------------------
 
 def test_images_that_go_meanwhile(repo, maintainer, monkeypatch):
-    """As for one process: accounting settles what follows."""
+    """Accounting corrects for images that are deleted during the count."""
     fill(repo)
     real = maintainer.recipes.images
 
@@ -255,7 +255,7 @@ def test_a_full_disk(repo, maintainer, monkeypatch):
 
 
 def test_it_can_be_stopped(repo, maintainer):
-    """Then no worker is left; the next task begins again (N2.4)."""
+    """A stopped rebuild leaves no worker; the next task restarts it (N2.4)."""
     fill(repo)
     before = children()
     pace = pacing.Pace()
@@ -269,7 +269,7 @@ def test_it_can_be_stopped(repo, maintainer):
 
 
 def test_workers_end_with_the_maintainer(repo):
-    """They find the socket closed."""
+    """Workers end when their socket is closed."""
     before = children()
     workers = refcount_rebuild.Workers(repo, TWO, 1)
     for worker in workers._workers:
@@ -292,7 +292,7 @@ def _fields(pid):
 
 
 def children():
-    """This process's; other tests may have left some at work."""
+    """Return this process's children; other tests may have left some."""
     return {int(name) for name in os.listdir('/proc') if name.isdigit()
             and _fields(name)[1] == str(os.getpid())}
 
