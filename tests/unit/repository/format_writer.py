@@ -157,7 +157,7 @@ class Spares(Group):
 
 
 class ColdGroup(Group):
-    """A group whose segments are in an object: all of what `Group` writes."""
+    """A group whose segments are in an object; `Group` writes the rest."""
 
     def __init__(self, repository: 'Repository', number: int, **arguments):
         arguments.setdefault('object_id', some_id(f'object {number}'))
@@ -172,7 +172,7 @@ class ColdGroup(Group):
 
 
 def together(transactions) -> int:
-    """The exclusive or of ids: what a catalog says of its ledger."""
+    """Return the exclusive or of ids, as a catalog records its ledger."""
     return functools.reduce(
         operator.xor, map(int.from_bytes, transactions), 0)
 
@@ -191,7 +191,7 @@ class Catalog:
         self.ledger: dict[bytes, dict] = {}
         self.groups: dict[int, dict] = {}
         self.records: list[tuple[bytes, int]] = []
-        self.more: dict[bytes, bytes | None] = {}   # None: is left out
+        self.more: dict[bytes, bytes | None] = {}   # a None is left out
         self.meta: dict = {}
 
     def count(self, image_id: str, pieces: list[tuple], **facts) -> None:

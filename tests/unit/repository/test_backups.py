@@ -49,7 +49,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def backup(repo):
-    """A backup; beside it, an image."""
+    """A backup, in a repository that also has an image."""
     put(repo, BACKUP, DATA)
     put(repo, 'image', maintenance.content(1))
     return BACKUP
@@ -82,7 +82,7 @@ OF_BACKUPS = {
         2024, 2, 29, 23, 59, 59, tzinfo=datetime.timezone.utc)),
     'b_web_00010101T000000Z': ('web', datetime.datetime(
         1, 1, 1, tzinfo=datetime.timezone.utc))}
-#: What resembles them; some are no ids at all.
+#: Names similar to those of backups; some are invalid ids.
 OTHERS = (
     'b_web', 'b__20261123T180000Z', 'b_20261123T180000Z',
     f'b_{MAX_LENGTH}x_20261123T180000Z', 'B_web_20261123T180000Z',
@@ -130,7 +130,7 @@ def test_the_time_is_in_utc_and_in_whole_seconds():
 
 
 def test_sorted_by_name_then_by_time(repo):
-    """Not by id: there an underscore follows the capitals."""
+    """Backups are sorted by name and time; ids would sort differently."""
     ids = ['b_web_20261123T180000Z', 'b_web_20261122T180000Z',
            'b_web_1_20251123T180000Z', 'b_webA_20261123T180000Z']
     for image_id in (*ids, 'image'):
@@ -139,7 +139,7 @@ def test_sorted_by_name_then_by_time(repo):
         ids[1], ids[0], ids[3], ids[2]]
 
 
-# -- what is done with images is done with them -------------------------------
+# -- operations on an image accept backups, too -------------------------------
 
 def test_they_are_read_and_deleted_as_images(repo, command, backup, tmp_path):
     assert repo.images() == [backup, 'image']
@@ -189,7 +189,7 @@ def test_no_backup_is_made_by_accident(repo, command, words):
     assert repo.backups() == []
 
 
-# -- what is done with all images ---------------------------------------------
+# -- operations on all images -------------------------------------------------
 
 def test_lists_and_counts(command, backup):
     assert [row['image_id'] for row in json.loads(
@@ -271,7 +271,7 @@ def test_a_repository_of_backups_is_no_cache(repo):
 # -- Glance -------------------------------------------------------------------
 
 def test_glance_stores_and_deletes_none(configure, path, repo, backup):
-    """Not even by a location with a true signature."""
+    """Glance cannot store or delete a backup, even by a signed location."""
     configure(one={'dedup_store_datadir': path})
     with pytest.raises(glance_exceptions.Invalid, match='of a backup'):
         stores.add(b'x', 'b_other_20261123T180000Z')
@@ -284,7 +284,7 @@ def test_glance_stores_and_deletes_none(configure, path, repo, backup):
 
 
 class Everything:
-    """A Glance whose answer to each question is: yes, and it has this hash."""
+    """A Glance that has each image, with the expected hash."""
 
     asked = 0
 

@@ -60,7 +60,7 @@ def test_filter_of_a_repository_that_is_gone(host):
     host.tidy()
     assert host.filters() == {one, two, three}
     shutil.rmtree(host.top / 'one')
-    # Another one in its place, and one that was moved away.
+    # One repository is replaced by another, and one is moved away.
     shutil.rmtree(host.top / 'two')
     repositories.create(host.top / 'two')
     host.tidy()
@@ -68,7 +68,7 @@ def test_filter_of_a_repository_that_is_gone(host):
     (host.top / 'three').rename(host.top / 'four')
     host.tidy()
     assert host.filters() == set()
-    # It is made anew, and filled.
+    # The filter is rebuilt from the repository.
     with host.open('four') as repo:
         assert put(repo, 'again', noise(8192)).new_bytes == 0
     assert host.filters() == {three}
@@ -172,7 +172,7 @@ def test_what_a_creator_left_that_died(host):
 
 
 def test_opening_another_repository_tidies_up(host):
-    """Nobody has to run anything."""
+    """Opening a repository removes filters of deleted ones."""
     gone = host.use('one')
     shutil.rmtree(host.top / 'one')
     with host.open('two') as repo:
@@ -190,7 +190,7 @@ def test_path_that_is_too_long_is_not_noted(host):
 
 
 def test_opening_and_tidying_at_once(host):
-    """Who opens a filter has the one that has the name."""
+    """An opened filter is the file that has the filter's name."""
     def use():
         for _ in range(40):
             with host.open('one') as repo:
@@ -221,7 +221,7 @@ def test_opening_and_tidying_at_once(host):
 
 
 def test_the_tests_leave_no_filters(host, tmp_path):
-    """The fixture of all tests removes those of their own repositories."""
+    """The tests' fixture removes only the filters of their repositories."""
     used = host.use('one')
     repositories.remove_filters(tmp_path / 'tw', str(host.directory))
     repositories.remove_filters(tmp_path / 'on', str(host.directory))

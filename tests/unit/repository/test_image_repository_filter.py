@@ -48,10 +48,10 @@ def test_filter_that_was_deleted(path):
     with open_repository(path) as repo:
         put(repo, 'first', data)
         filter_file(path).unlink()
-        # Those that have it open go on.
+        # Processes that have the deleted filter open continue to use it.
         assert put(repo, 'second', data).new_bytes == 0
     with open_repository(path) as repo:
-        # It is made anew before something is stored.
+        # The filter is rebuilt before something is stored.
         assert put(repo, 'third', data).new_bytes == 0
         assert repo.statistics()['filter_complete']
 
@@ -68,7 +68,7 @@ def test_filter_that_is_something_else(path, content):
 
 
 def test_filter_of_lies(path):
-    """Hints to anywhere cost compares; what is stored is right."""
+    """A filter with false hints costs comparisons; the contents are right."""
     data = mixture(512 * 300, unit=512)
     with open_repository(path) as repo:
         put(repo, 'first', data)
@@ -98,7 +98,7 @@ def test_filter_of_many_groups_is_rebuilt_in_the_background(path):
 
 
 def test_large_filter_is_not_waited_for(path, monkeypatch):
-    """It is made while images are stored, and knows them all in the end."""
+    """A large filter is built during uploads, and is complete in the end."""
     monkeypatch.setattr(hostfilter, '_MADE_AT_ONCE', 0)
     go = threading.Event()
 
@@ -131,7 +131,7 @@ def test_large_filter_is_not_waited_for(path, monkeypatch):
         repo.delete('under-way')
         for number, data in enumerate((first, second, third)):
             assert put(repo, f'again-{number}', data).new_bytes == 0
-    # One that is there is opened at once.
+    # A filter that exists is opened at once.
     with open_repository(path) as repo:
         put(repo, 'image', b'x')
         assert repo.statistics()['filter_bytes'] > 0
@@ -163,7 +163,7 @@ def test_rebuild_filter(path):
 
 
 def test_rebuilding_waits_for_another_process(path):
-    """The lock is somebody else's, as while a daemon looks at the groups."""
+    """Rebuilding waits while another process holds the filter's lock."""
     data = noise(512 * 64 * 2)
     with open_repository(path) as repo:
         put(repo, 'first', data)
@@ -197,7 +197,7 @@ def other_filter(path):
 
 
 def test_blocks_of_another_host(path, monkeypatch):
-    """A complete filter learns of them at the next upload."""
+    """A complete filter gets another host's blocks at the next upload."""
     first, second = noise(512 * 200), noise(512 * 200, 2)
     with (open_repository(path) as here,
           open_repository(path, **other_filter(path)) as there):
@@ -205,7 +205,7 @@ def test_blocks_of_another_host(path, monkeypatch):
         put(here, 'one', b'x')
         assert here.statistics()['filter_complete']
         assert here.statistics()['filter_refresh_age_seconds'] < 60
-        # Nobody looks again so soon, and the upload misses them.
+        # The filter was refreshed too recently, so the upload misses them.
         put(there, 'second', second)
         assert put(here, 'missed', second).new_bytes == len(second)
         put(there, 'third', noise(512 * 200, 3))
@@ -297,7 +297,7 @@ def shm(public_tmp, monkeypatch):
 
 
 def test_somebody_else_made_the_filters_directory(shm, tmp_path):
-    """It is told, with what to do; and then it needs no new process."""
+    """The warning names the directory, and no new process is needed later."""
     path = create(tmp_path / 'r')
     taken = shm / f'glance-dedup-{os.geteuid()}'
     taken.mkdir()
@@ -310,7 +310,7 @@ def test_somebody_else_made_the_filters_directory(shm, tmp_path):
         for word in (str(taken), f'uid {NOBODY}', 'tmpfiles'):
             assert word in repo.filter.error
         with warnings.catch_warnings():
-            warnings.simplefilter('error')      # it was told
+            warnings.simplefilter('error')      # the warning came before
             put(repo, 'again', b'x')
             assert repo.statistics()['filter_bytes'] == 0
         taken.rmdir()
@@ -320,7 +320,7 @@ def test_somebody_else_made_the_filters_directory(shm, tmp_path):
 
 
 def test_whoever_only_reads_knows_of_it(shm, tmp_path):
-    """The daemon makes no filter, and tells that glance-api has none."""
+    """A daemon that makes no filter reports that glance-api has none."""
     path = create(tmp_path / 'r')
     taken = shm / f'glance-dedup-{os.geteuid()}'
     os.symlink('/', taken)
@@ -346,7 +346,10 @@ def test_whoever_only_reads_sees_that_there_is_no_room(shm, tmp_path):
 
 
 def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
-    """If it is this user's; an own one has the user's number."""
+    """A directory with the user's name is used if the user owns it.
+
+    Otherwise the process makes one with the user's number.
+    """
     path = create(tmp_path / 'r')
     prepared = shm / f'glance-dedup-{pwd.getpwuid(os.geteuid()).pw_name}'
     own = shm / f'glance-dedup-{os.geteuid()}'
@@ -369,12 +372,12 @@ def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
 @pytest.mark.parametrize('name', ('glance-dedup', 'glance-dedup-cache'))
 @pytest.mark.parametrize('taken', (False, True))
 def test_tmpfiles(shm, name, taken):
-    """What systemd makes at boot; also of a directory that is taken."""
+    """systemd makes the directory at boot, also if one exists already."""
     text = (TOP / 'etc' / 'tmpfiles.d' / f'{name}.conf').read_text()
     line = text.splitlines()[-1]
     kind, where, mode, user, group, age = line.split()
     assert (kind, mode, age) == ('d', '0700', '-')
-    # The unit's user, for whom the directory is.
+    # The directory is for the unit's user.
     unit = {'glance-dedup': 'dedupd', 'glance-dedup-cache': 'dedupd-cache'}
     service = (TOP / 'etc' / f'{unit[name]}.service').read_text()
     assert f'User={user}\nGroup={group}\n' in service
@@ -405,7 +408,7 @@ def test_filter_is_private(path):
 
 
 def test_a_process_id_used_again(path):
-    """What a fork has disowned stays so, whatever the process's number."""
+    """A fork invalidates the open objects, whatever process id comes next."""
     repo = open_repository(path)
     put(repo, 'image', noise(5000))
     image = repo.open_image('image')
@@ -420,7 +423,7 @@ def test_a_process_id_used_again(path):
 
 
 def test_nobody_reads_groups_before_the_filter_is_there(path):
-    """Without a filter there would seem to be nothing left to read."""
+    """Groups are not read before the filter is attached."""
     order, opening, go = [], threading.Event(), threading.Event()
 
     class Handle:

@@ -41,7 +41,7 @@ def files_open_in(path):
 
 
 def test_fork_with_everything_open(large):
-    """The child opens anew; the parent's transaction is not disturbed."""
+    """The child reopens its files; the parent's transaction continues."""
     path = large.path
     data = mixture(3 * MIB)
     put(large, 'image', data)
@@ -54,7 +54,7 @@ def test_fork_with_everything_open(large):
 
     def child():
         nonlocal image, transaction
-        # Nothing was inherited, not even the filter's.
+        # The child inherited no file, not even the filter.
         inherited = files_open_in(path)
         for call in (lambda: transaction.write(b'x'), transaction.commit,
                      image.read, lambda: image.readinto(bytearray(5)),
@@ -172,7 +172,7 @@ def test_fork_while_another_thread_writes(large):
     transaction = large.begin('image')
     ending = threading.Event()
 
-    # So long that the fork is in the middle of it.
+    # The write is long enough for the fork to come during it.
     piece = noise(48 * MIB)
 
     def write():
@@ -212,7 +212,7 @@ def test_exec_inherits_nothing(repo, path):
 
 
 def test_fork_that_python_does_not_notice(large):
-    """As uWSGI forks, unless it loads the application in each worker."""
+    """A fork outside Python works, too, such as one of uWSGI."""
     data = mixture(3 * MIB)
     put(large, 'image', data)
     pool = thread_pool.Workers('test', 2)
@@ -231,7 +231,7 @@ def test_fork_that_python_does_not_notice(large):
 
 
 def test_threads_of_a_child_catch_up_once(large, monkeypatch):
-    """Those that come first wait until the hooks have run."""
+    """The first threads wait until the hooks have run."""
     put(large, 'image', noise(MIB))
 
     def child():

@@ -32,7 +32,7 @@ def test_groups_fill_up(repo, path):
     assert len(os.listdir(path / 'groups')) == 16
     assert repositories.Group(path, 1).record()[2] == 64
     assert repositories.Group(path, 16).record()[2] == 1000 % 64
-    # The next one goes on where there is room.
+    # The next upload continues in the group that has space.
     more = noise(512 * 20, 2)
     put(repo, 'more', more)
     assert len(os.listdir(path / 'groups')) == 16
@@ -46,7 +46,7 @@ def test_several_handles_in_one_process(path):
     data = mixture(100000, unit=512)
     with open_repository(path) as one, open_repository(path) as two:
         first, second = one.begin('a'), two.begin('b')
-        # Each in a group of its own: the lease is the handle's.
+        # Each handle writes to its own group, since it holds the lease.
         for i in range(3):
             first.write(noise(3000, i))
             second.write(noise(3000, i + 10))

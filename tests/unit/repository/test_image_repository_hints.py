@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hints for uploads: said, or inferred from the first bytes."""
+"""Hints for uploads are given, or inferred from the first bytes."""
 
 import array
 import gzip
@@ -29,14 +29,14 @@ def test_said(large):
     figures = large.statistics()
     assert figures['skipped'] == 2 * MIB // 4096
     assert (figures['hits'], figures['filter_hints']) == (0, 0)
-    # Nobody was told where the blocks are.
+    # The blocks were not entered into the filter.
     assert put(large, 'three', data).new_bytes == MIB
     assert put(large, 'four', data).new_bytes == 0
 
 
 @pytest.mark.parametrize('piece', [MIB, 700, 5 * MIB])
 def test_inferred(large, piece):
-    """Twice the same file is found; of another no block is looked for."""
+    """The same file is found again; other files are not looked up."""
     packed = [gzip.compress(noise(6 * MIB, seed), 1) for seed in (1, 2)]
 
     def store(name, data):
@@ -57,7 +57,7 @@ def test_inferred(large, piece):
 
 
 def test_first_bytes_of_any_type(repo):
-    """Whatever buffers can be written are looked at, too."""
+    """The hints also read the first bytes of other buffers."""
     with repo.begin('one') as transaction:
         transaction.write(array.array('Q', range(1000)))
         transaction.commit()

@@ -141,7 +141,7 @@ def test_sizes(tmp_path, block, segment, codec, level, fingerprint, verify,
             assert stat.zero_bytes <= size
             assert kind != 'zeros' or stat.zero_bytes == size
             assert read_all(repo, image_id) == data
-        # Not those of the process that wrote them.
+        # Open the repository again: nothing comes from the writer's memory.
     with open_repository(path, **options) as repo:
         assert repo.images() == sorted(contents)
         for image_id, data in contents.items():
@@ -159,7 +159,7 @@ def test_sizes(tmp_path, block, segment, codec, level, fingerprint, verify,
                 assert sum(e.length for e in extents if e.kind == 'zeros'
                            ) == image.stat.zero_bytes
                 assert len(extents) == image.stat.extents
-        # And all of it once more is nothing new.
+        # Storing an image again adds no new blocks.
         for image_id, data in list(contents.items())[::5]:
             put(repo, f'{image_id}-again', data)
             assert read_all(repo, f'{image_id}-again') == data
@@ -168,7 +168,7 @@ def test_sizes(tmp_path, block, segment, codec, level, fingerprint, verify,
 
 
 def test_comparison_by_value_tells_equal_fingerprints_apart(tmp_path):
-    """256 fingerprints for 3000 blocks: only bytes tell them apart."""
+    """Only bytes distinguish 3000 blocks with 256 fingerprints."""
     path = create(tmp_path / 'r', block_size=512, group_slots=512,
                   fingerprint='weak-8', verify='bytes')
     data = noise(512 * 3000)
@@ -212,7 +212,7 @@ def test_compression_pays_or_is_left_out(tmp_path):
             raw = put(repo, f'{codec}-noise', noise(MIB, codec))
             assert MIB < raw.stored_bytes < MIB + MIB // 100
     assert stored['zstd'] < stored['lz4'] < stored['none'] / 2
-    # Each reads what the others wrote.
+    # Each codec's content is readable with the default settings.
     with open_repository(path) as repo:
         for codec in stored:
             assert read_all(repo, codec) == codec.encode() + text
@@ -234,7 +234,7 @@ def test_little_is_lost_where_compression_begins_to_pay(tmp_path, codec):
 
 
 def test_a_codec_that_yields(tmp_path):
-    """How much is stored as it is depends on the machine, and no more."""
+    """Adaptive compression leaves some segments plain, at most all of them."""
     text = b''.join(b'the same line again, %d\n' % i for i in range(400000))
     path = create(tmp_path / 'r')
     with open_repository(path, codec='zstd',
@@ -257,7 +257,7 @@ def test_beside_the_page_cache(tmp_path, threads):
         path = create(tmp_path / f'direct-{direct_io}', verify='bytes')
         with open_repository(path, direct_io=direct_io,
                              threads=threads) as repo:
-            # Of the last, half is found in what was written so just before.
+            # Half of the last content repeats the data just before.
             data = [noise(5 * MIB + 100, 1), noise(7777, 2) + noise(9000, 1),
                     2 * noise(2 * MIB, 4)]
             for number, content in enumerate(data):
@@ -341,7 +341,7 @@ def test_write_takes_buffers_and_refuses_others(repo):
 
 
 def test_the_buffer_is_the_callers_again(large):
-    """What is written over after write() does not change the image."""
+    """A buffer that is overwritten after write() does not change the image."""
     expected = bytearray()
     with large.begin('image') as transaction:
         buffer = bytearray(100001)
@@ -576,6 +576,6 @@ def test_64_gib_of_zeros_in_bounded_memory(tmp_path):
 
 
 def test_data_in_bounded_memory(tmp_path):
-    """An upload and a download take less than 64 MiB beside the filter."""
+    """An upload and a download take less than 64 MiB besides the filter."""
     path = create(tmp_path / 'r')
     assert int(run_python(DATA, path, 400)) < 64 * 1024

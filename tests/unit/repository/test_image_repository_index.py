@@ -63,7 +63,7 @@ def test_duplicates_are_found(path, index):
 
 
 def test_what_was_stored_before(path, index):
-    """An index that is made later learns the blocks that are there."""
+    """An index that is made later gets the blocks that exist."""
     with open_repository(path) as repo:
         put(repo, 'first', DATA)
     with open_with(path, index) as repo:
@@ -73,13 +73,13 @@ def test_what_was_stored_before(path, index):
     with open_with(path, index) as repo:
         repo.filter.attach(repo.handle())
         assert repo.statistics()['filter_complete']
-        # What serves one process has not looked yet in this one.
+        # An index of one process has not been refreshed in this one.
         looked = repo.statistics()['filter_refresh_age_seconds']
         assert looked is None if index == 'dtb' else looked < 60
 
 
 def test_the_table_of_dtb_follows_the_repository(path, monkeypatch):
-    """One for the whole disk would be larger than any cache."""
+    """The table of DTB grows with the repository."""
     monkeypatch.setattr(hostfilter, '_MIN_BITS', 12)
     sizes = []
     for number in range(1, 4):
@@ -87,7 +87,7 @@ def test_the_table_of_dtb_follows_the_repository(path, monkeypatch):
             wait_for_filling(repo)
             sizes.append(store_file(path, 'dtb').stat().st_size)
             for image in range(1, number):
-                # In four groups: as many as a batch loads.
+                # These blocks are in four groups: as many as a batch loads.
                 assert not put(repo, f'again-{image}-{number}', noise(
                     512 * 4000, image)[:512 * 200]).new_bytes
             put(repo, f'image-{number}', noise(512 * 4000, number))
@@ -110,14 +110,14 @@ def test_what_others_store_at_the_same_time(path, index, monkeypatch):
         put(other, 'second', data[1])
         assert put(repo, 'found', data[1]).new_bytes == 0
         assert repo.statistics()['filter_refresh_age_seconds'] < 60
-        # Its own blocks too, as ever.
+        # The process still finds its own blocks.
         put(repo, 'third', data[2])
         assert put(repo, 'again', data[2]).new_bytes == 0
 
 
 @pytest.mark.parametrize('index', ['dtb', 'leveldb'], indirect=True)
 def test_what_others_stored_meanwhile(path, index):
-    """An index of one process learns it when it is opened again."""
+    """An index of one process gets other processes' blocks on opening."""
     with open_repository(path) as repo:
         put(repo, 'first', DATA)
     with open_with(path, index) as repo:
@@ -126,7 +126,7 @@ def test_what_others_stored_meanwhile(path, index):
         put(repo, 'other', noise(512 * 200, 2))
     with open_with(path, index) as repo:
         repo.filter.attach(repo.handle())
-        # What was read is not read again.
+        # The groups that were read are not read again.
         assert repo.statistics()['filter_rebuilt'] > 0
         wait_for_filling(repo)
         assert put(repo, 'second', noise(512 * 200, 2)).new_bytes == 0
@@ -171,7 +171,7 @@ def test_a_file_that_is_something_else(path, index, content):
 
 
 def test_hints_to_blocks_that_are_gone(path, index):
-    """They are found to be false: the blocks are stored, and found, again."""
+    """Hints to missing blocks are dropped; the blocks are stored again."""
     with open_with(path, index) as repo:
         put(repo, 'first', DATA)
     for group in (path / 'groups').iterdir():
@@ -195,7 +195,7 @@ with image_repository.Repository(
 
 
 def test_another_process(path, index):
-    """LMDB serves it too, at the same time. DTB does not, and says so."""
+    """LMDB serves a second process at the same time; DTB refuses it."""
     file = path.parent / 'data'
     file.write_bytes(DATA)
     with open_with(path, index) as repo:
@@ -214,7 +214,7 @@ def test_another_process(path, index):
 
 
 def test_a_child(path, index):
-    """It opens the store anew, as far as the store serves two processes."""
+    """A child opens the store again, if it serves two processes."""
     with open_with(path, index) as repo:
         put(repo, 'first', DATA)
         child = os.fork()

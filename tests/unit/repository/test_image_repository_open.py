@@ -71,7 +71,7 @@ def test_create_in_a_directory_that_holds_something(tmp_path):
 
 @pytest.mark.parametrize('name', ['groups', 'images'])
 def test_create_over_what_has_lost_its_description(tmp_path, name):
-    """With another id all images would be damaged."""
+    """A new id would make all images damaged, so creation is refused."""
     path = tmp_path / 'r'
     create(path)
     with open_repository(path) as repo:
@@ -118,7 +118,7 @@ def test_a_directory_that_is_being_restored(tmp_path, names):
 
 
 def test_create_beside_one_who_was_faster(tmp_path, monkeypatch):
-    """It lists the directory, and then there is a repository with images."""
+    """Creation fails if another process has made the repository meanwhile."""
     path = tmp_path / 'r'
     create(path)
     with open_repository(path) as repo:
@@ -261,7 +261,7 @@ def test_not_writable(public_tmp):
         put(repo, 'image', data)
     for directory, _, files in os.walk(path, topdown=False):
         for name in files:
-            # The lock file must be writable to all who read.
+            # Every reader needs write access to the lock files.
             file = os.path.join(directory, name)
             os.chmod(file, 0o600 if os.path.basename(directory) == 'locks'
                      else 0o400)
@@ -291,7 +291,7 @@ def test_repository_of_a_newer_format(path):
 
 
 def test_repository_of_a_newer_format_with_unknown_keys(path):
-    """A newer version may have another checksum: the version is told."""
+    """The error names the newer version, whose checksum may differ."""
     file = path / 'repository.json'
     fields = json.loads(file.read_text())
     fields.update(format=7, novelty=[1], checksum='another kind')
@@ -301,7 +301,7 @@ def test_repository_of_a_newer_format_with_unknown_keys(path):
 
 
 def test_repository_of_a_development_version(path):
-    """It is named, whatever its checksum: it needs another program."""
+    """The error names the unreleased version, whatever its checksum."""
     file = path / 'repository.json'
     fields = json.loads(file.read_text())
     del fields['format']
@@ -393,7 +393,7 @@ def test_symbolic_links_are_not_followed(path):
                 read_all(repo, 'image')
         (path / name).unlink()
         target.rename(path / name)
-    # But the repository's own place is the operator's choice.
+    # The repository's own path may be a link: the operator chose it.
     link = path.parent / 'link'
     link.symlink_to(path)
     with open_repository(link) as repo:

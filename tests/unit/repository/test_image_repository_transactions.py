@@ -158,7 +158,7 @@ def test_close_lets_go_of_everything(path):
             assert open_files()
         gc.collect()
         assert open_files() == []
-    # Those of other tests may end meanwhile.
+    # Threads of other tests may end meanwhile.
     assert set(threading.enumerate()) <= threads
 
 
@@ -196,7 +196,7 @@ def test_two_threads_in_one_transaction(large):
     data = read_all(large, 'image')
     found = [data[i:i + 4096 * 50] for i in range(0, len(data), 4096 * 50)]
     assert sorted(found) == sorted(pieces)
-    # Each thread's own are in its order.
+    # The pieces of each thread are in its order.
     for i in range(3):
         mine = [piece for piece in found if piece in pieces[i::3]]
         assert mine == pieces[i::3]

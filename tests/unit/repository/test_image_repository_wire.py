@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What pulling and the daemon's reads need of the API.
+"""The API serves pulls and the daemon's reads.
 
-Descriptions and frames are taken apart here from the HTTP reference alone,
-and an image goes from one repository to another by nothing but them.
+The test parses descriptions and frames by the HTTP reference alone, and with
+nothing else an image goes from one repository to another.
 """
 
 import array
@@ -85,7 +85,7 @@ def unframed(frame):
 
 
 def received(image, ranges):
-    """From offset to bytes, for all places."""
+    """Return the data by offset, for all ranges."""
     places = {}
     while ranges:
         frames, end = image.frames(ranges)
@@ -239,7 +239,7 @@ def test_pull(repo, other):
         assert stat.zero_bytes == source.stat.zero_bytes
     assert read_all(other, 'a') == data
     assert 0 < fetched < len(data) / 2
-    # All of it is there now, and under another name nothing is fetched.
+    # The blocks are all stored now, so another name fetches nothing.
     with repo.open_image('a') as source, other.begin('b') as transaction:
         assert pull(source, transaction) == 0
         assert transaction.commit().new_bytes == 0
@@ -344,7 +344,7 @@ def test_segment_cache(path):
 
 def test_readers_of_similar_blocks_have_a_cache(tmp_path):
     """Otherwise they would decode most segments several times."""
-    # Each block resembles one that lies 256 KiB before it.
+    # Each block resembles the block 256 KiB before it.
     data = b''.join(bytes([i]) * 8 + noise(4088, i % 64) for i in range(256))
     path = create(tmp_path / 'repository', group_slots=128)
     with open_repository(path) as repo:
@@ -392,7 +392,7 @@ def test_threads_share_the_cache(path):
         assert repo.statistics()['cache_bytes'] <= 30000
 
 
-# -- what the disk is asked for -----------------------------------------------
+# -- requests to the disk -----------------------------------------------------
 
 def test_seeks_of_reading(repo):
     data = noise(300 * BLOCK)
@@ -472,7 +472,7 @@ def test_write_spares_needs_the_lock(path):
 
 
 def test_image_scattered_over_many_groups(path):
-    """Each is opened once for a read, and not for each of its blocks."""
+    """Each group is opened once for a read, and not for each of its blocks."""
     groups, rounds = 80, 20     # more groups than are kept open
     length = struct.pack('<I', BLOCK)
     with open_repository(path) as repo:

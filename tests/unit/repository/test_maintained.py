@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether a repository has a maintainer, for who is none."""
+"""Any process can query whether a repository has a maintainer."""
 
 from tests.support import maintenance
 from tests.support import repositories
@@ -15,6 +15,6 @@ def test_is_maintained(tmp_path):
         with maintenance.maintaining(repo):
             assert repo.is_maintained and other.is_maintained
         assert not other.is_maintained
-        # Asking did not keep a maintainer away.
+        # The query did not keep a maintainer from starting.
         with maintenance.maintaining(other):
             assert repo.is_maintained

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 BLOCK = 512
 IDS = strategies.sampled_from(['a', 'b', 'c', 'd', 'e-5', 'F_6'])
-# Whose they are, and whose blocks they share.
+# Projects and scopes of the images.
 BELONGING = {'c': ('p', 'project'), 'd': ('p', 'project'),
              'e-5': ('q', 'project'), 'F_6': ('p', 'global')}
 CODECS = strategies.sampled_from(['none', 'lz4', 'zstd'])
@@ -43,7 +43,7 @@ def make(content):
         if kind == 'noise':
             data += noise(blocks * BLOCK, f'{which} of {blocks}')
         elif kind == 'common':
-            # Of different lengths, but with the same beginning.
+            # The contents share their beginning, and differ in length.
             data += noise(25 * BLOCK, which)[:blocks * BLOCK]
         elif kind == 'zeros':
             data += bytes(blocks * BLOCK)
@@ -260,7 +260,7 @@ class Machine(stateful.RuleBasedStateMachine):
     def rebuild_filter(self):
         self.repo.rebuild_filter()
 
-    # -- what always holds --
+    # -- invariants -----------------------------------------------------------
 
     @stateful.invariant()
     def same_images(self):
@@ -268,7 +268,7 @@ class Machine(stateful.RuleBasedStateMachine):
             assert handle.images() == sorted(self.model)
 
     def require_distinct(self):
-        """What an image names is of its own scope."""
+        """Require that an image only names blocks of its own scope."""
         for image_id in self.model:
             with self.repo.open_image(image_id) as image:
                 assert {repositories.Group(

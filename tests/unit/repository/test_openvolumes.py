@@ -166,7 +166,7 @@ def require_extents(volume, model):
 
 @pytest.mark.parametrize('seed', range(3))
 def test_model(path, repo, seed):
-    """Random calls, against a bytearray; images of it stay what they were."""
+    """A volume under random calls matches a bytearray, as do its images."""
     rng = random.Random(seed)
     base = mixture(3 * PART + 700, seed)
     put(repo, 'base', base)
@@ -249,7 +249,7 @@ def test_clone_into_another_scope(repo):
                                   scope='project') == len(data)
     with openvolumes.open_volume(repo, 'disk') as volume:
         assert volume.read(len(data), 0) == data
-        # Of this scope are its snapshots, too.
+        # Its snapshots are in this scope, too.
         assert volume.snapshot('shot', 'p').scope == (
             scopes.of_project('p').hex())
 
@@ -259,7 +259,7 @@ def base_of(repo):
 
 
 def clone(repo, size):
-    """Of an image of noise, with an edition of part 1."""
+    """Clone an image of noise, and store a new version of part 1."""
     put(repo, 'image', noise(size))
     with repo.open_image('image') as image:
         openvolumes.create(repo, 'disk', image=image, part_size=PART)
@@ -274,7 +274,7 @@ def clone(repo, size):
     lambda recipe: os.truncate(recipe, 4096),
     lambda recipe: recipe.write_bytes(b'')])
 def test_the_base_is_missing_or_damaged(path, repo, damage):
-    """V7: no zeros in its place. What was written since can be read."""
+    """V7: reads of a missing base fail; data written later can be read."""
     clone(repo, 3 * PART)
     base = base_of(repo)
     damage(path / 'images' / base)
@@ -297,7 +297,7 @@ def test_the_base_is_missing_or_damaged(path, repo, damage):
 
 
 def test_an_image_that_is_damaged_is_cloned(path, repo):
-    """Its addresses are copied. The damage shows where it is read."""
+    """An image with damaged blocks can be cloned; reading them fails."""
     put(repo, 'image', noise(PART))
     group = repositories.Group(path, 1)
     repositories.ruin(group.path, group.data_start() + 100)
@@ -307,7 +307,7 @@ def test_an_image_that_is_damaged_is_cloned(path, repo):
         with pytest.raises(exceptions.DamagedError):
             volume.read(PART, 0)
         assert volume.read(512, PART - 512) == noise(PART)[-512:]
-        # What is written over it is well, and is stored.
+        # Data written over the damage is whole, and is stored.
         volume.write(noise(PART, 7), 0)
         volume.checkpoint()
         assert volume.read(PART, 0) == noise(PART, 7)
@@ -410,7 +410,7 @@ def test_fork(path, repo):
 
 @pytest.mark.parametrize('seed', range(4))
 def test_killed(path, repo, seed):
-    """What was flushed is there; of the rest each write is old or new."""
+    """After a kill flushed data exists; other writes are old or new."""
     rng = random.Random(seed)
     unit = 4096
     openvolumes.create(repo, 'disk', 4 * PART, part_size=PART)
@@ -444,7 +444,7 @@ def test_killed(path, repo, seed):
         found = [volume.read(unit, n * unit) for n in range(units)]
         kinds = [b'%08d' % n * (unit // 8) for n in (flushed, flushed + 1)]
         assert all(piece in kinds for piece in found)
-        # In the order in which they were written.
+        # The writes took effect in their order.
         assert found == sorted(found, reverse=True)
         volume.checkpoint()
         assert [volume.read(unit, n * unit) for n in range(units)] == found
@@ -480,8 +480,8 @@ def test_threads_that_write_different_ranges(path, repo):
     volume = make(repo, size=6 * PART)
 
     def writer(n):
-        # From the middle of a part to that of the next, so that two writers
-        # share each part.
+        # Each writer writes from the middle of a part to that of the next, so
+        # that two writers share each part.
         start = n * PART + PART // 2 if n < 5 else 0
         length = PART if n < 5 else PART // 2
 
@@ -517,9 +517,9 @@ def test_threads_that_write_different_ranges(path, repo):
     repositories.require_clean(path)
 
 
-# Long: a hundred snapshots are made beside writes and checkpoints.
+# Long: a hundred snapshots are made during writes and checkpoints.
 def test_snapshots_are_of_one_moment(path, repo):
-    """Of two writes, one behind the other, none shows the second alone."""
+    """A snapshot never has a later write without the one before it."""
     parts = 48
     volume = make(repo, size=parts * PART)
     # A snapshot takes a while from the first to the second.
@@ -567,7 +567,7 @@ def test_resizing_while_threads_work(repo):
             volume.resize(PART + 512)
             assert volume.read(512, PART) == b'k' * 512
             volume.resize(4 * PART)
-            # Nothing of what was lost comes back by itself.
+            # Lost data does not come back.
             found = volume.read(PART, 2 * PART)
             assert found.strip(b'x\0') == b''
 

@@ -38,7 +38,7 @@ def test_what_was_written_is_read(tmp_path):
     assert found == {
         'one': projects.Project(project='one', sharing=sharing, **SUMS),
         '': projects.Project(project='', **SUMS)}
-    # New sums keep what was counted.
+    # New sums leave the counted sharing unchanged.
     projects.save(path, {'one': {**SUMS, 'images': 9}})
     assert projects.load(path) == {'one': projects.Project(
         project='one', sharing=sharing, **{**SUMS, 'images': 9})}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is reserved for uploads that are not committed."""
+"""Reservations hold space for uploads that are not committed."""
 
 import contextlib
 import hashlib
@@ -83,7 +83,7 @@ def test_extreme_sizes(root, size):
 
 
 def test_n13_1_a_file_has_no_content(root):
-    """What hosts know of one another's uploads is in the names."""
+    """The files' names hold all that hosts exchange about their uploads."""
     own = reserve(root, 1, 10)
     with reservations.locked(root):
         own.set(20)

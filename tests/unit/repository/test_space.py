@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where the bytes of a repository are: all of them, each once."""
+"""The parts of a repository add up to all of its bytes."""
 
 import subprocess
 
@@ -22,7 +22,7 @@ from tests.support import volume_writer
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
-GROUP_START = 8192      # of 64 slots: what lies in front of the segments
+GROUP_START = 8192      # of 64 slots: the bytes before the segments
 
 
 def du(path):
@@ -103,7 +103,7 @@ def test_dead_bytes(path, repo, other):
         collector.run_once(maintainer, pacing.Pace(), live_share=0,
                            evacuate_share=0)
     found = parts_of(other)
-    # One block of each segment lives; its bytes are the segment's.
+    # One block of each segment is in use; the segment's bytes all count.
     assert found['blocks, none'].bytes == 16 * BLOCK
     assert found['blocks, none'].plain_bytes == 4 * BLOCK
     assert sum(part.bytes for part in found.values()) == du(path)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Stores in a directory of indexes that nobody uses any more are removed."""
+"""Stores in a directory of indexes are removed if they are unused."""
 
 import os
 import time
@@ -45,7 +45,7 @@ def left(directory):
 
 
 def test_another_index_is_chosen(path, directory, index):
-    """The index that is used now removes the one that was."""
+    """The index in use removes the one that was used before."""
     use(path, directory, index, 'one')
     age(directory, filters.UNUSED - 100)
     use(path, directory, 'filter', 'two')
@@ -56,7 +56,7 @@ def test_another_index_is_chosen(path, directory, index):
 
 
 def test_the_index_itself(path, directory, index):
-    """One that was not used for long is removed, and made again."""
+    """An index that was long unused is removed, and made again."""
     use(path, directory, index, 'one')
     age(directory, filters.UNUSED + 100)
     use(path, directory, index, 'two')
@@ -91,7 +91,7 @@ def test_what_is_no_store(path, directory):
 
 
 def test_while_one_removes_it(path, directory, index):
-    """Opening fails, says why, and works later."""
+    """Opening an index fails while it is removed, and works later."""
     use(path, directory, index, 'one')
     users, = directory.glob('*/store.users')
     with open_repository(path, index=index, index_dir=directory) as repo:

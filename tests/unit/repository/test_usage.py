@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What projects have stored, whether it was counted or not."""
+"""Usage covers all images of a project, counted or not."""
 
 import os
 import random
@@ -31,7 +31,7 @@ def expected(repo, project='one'):
 
 @pytest.mark.parametrize('seed', range(4))
 def test_against_the_recipes(repo, other, seed):
-    """Of two processes, each knows what either has committed."""
+    """Each of two processes sees both processes' committed images."""
     rng = random.Random(seed)
     uses = {repo: usage.Usage(), other: usage.Usage()}
     for number in range(30):
@@ -58,7 +58,7 @@ def test_deleted_images_count_until_they_are_counted(repo):
     assert stored(found, repo) == everything
     repo.delete('a')
     assert stored(found, repo) == everything
-    # Who has not seen it before does not know of it.
+    # An object that never saw the image has no record of it.
     assert stored(usage.Usage(), repo) == expected(repo)
     with maintaining(repo) as maintainer:
         account(maintainer)
@@ -81,7 +81,7 @@ def test_uploads_that_are_not_committed_do_not_count(repo):
 
 
 def test_the_maintainer_counts_at_the_same_moment(repo, monkeypatch):
-    """What it takes out of the spool is in the file that is read then."""
+    """Usage stays right while the maintainer counts at the same time."""
     found = usage.Usage()
     put(repo, 'a', content(1), project='one')
     put(repo, 'b', content(2), project='one')

@@ -2,9 +2,9 @@
 
 """An unknown feature and a newer version are refused by name.
 
-A newer minor version is read. All this is tried of each structure that has a
-version of its own, by everybody who reads it. The fence and the segments have
-none: theirs is that of ``repository.json``, or of their group.
+A newer minor version is read. The tests try this with each structure that has
+a version of its own, and with each program that reads it. The fence and the
+segments have no version: they follow ``repository.json``, or their group.
 """
 
 import json
@@ -37,7 +37,7 @@ configure = stores.configure
 DATA = maintenance.content(1, 2)
 OTHER = maintenance.content(3, 1)
 GROUP, IMAGE = 'groups/00000001', 'images/image'
-#: The first major version of each that this program does not know.
+#: The first major version of each that this program cannot read.
 NEWER = {GROUP: 4, IMAGE: 2}
 # Bytes under the checksum that follows them; a recipe's header is a page.
 CHECKED = {GROUP: 504, IMAGE: 4088}
@@ -58,14 +58,14 @@ def filled(path):
 
 
 def set_version(path, name, version, offset=8, good=True):
-    """Of a group or a recipe: the major version, or the minor, at 10."""
+    """Set the major version of a group or a recipe, or at 10 the minor one."""
     data = bytearray((path / name).read_bytes())
     struct.pack_into('<H', data, offset, version)
     end = CHECKED.get(name, 504)
     if good:
         data[end:end + 8] = struct.pack(
             '<Q', xxhash.xxh3_64_intdigest(bytes(data[:end])))
-    # In its place, since there may be two names of it.
+    # Write in place, since the file may have two names.
     with open(path / name, 'r+b') as f:
         f.write(data)
 
@@ -106,7 +106,7 @@ def test_newer_repository(path, cli, configure):
 
 
 def test_newer_repository_with_another_checksum(path):
-    """What comes may be made otherwise: the version is told all the same."""
+    """A newer format with another checksum is refused by its version."""
     fields = json.loads((path / 'repository.json').read_text())
     fields.update(format=7, checksum='another kind', more=[1])
     (path / 'repository.json').write_text(json.dumps(fields))
@@ -116,7 +116,7 @@ def test_newer_repository_with_another_checksum(path):
 
 
 def test_repository_with_a_feature_of_the_future(filled, cli, configure):
-    """It is refused by name, and nothing changes (N15.3)."""
+    """An unknown feature is refused by name, and nothing changes (N15.3)."""
     (filled / 'features' / 'of-the-future').touch(mode=0o600)
     before = contents(filled)
     require_refused(filled, cli, configure, "the feature 'of-the-future'")
@@ -136,7 +136,7 @@ def contents(path):
 
 
 def test_each_feature_is_set_when_it_is_needed(filled):
-    """The engine knows each name, and refuses an unknown one."""
+    """The engine accepts each known feature, and refuses an unknown one."""
     with repositories.open_repository(filled) as repo:
         assert repo.features == []
         for number, name in enumerate(features.KNOWN, 1):
@@ -148,7 +148,7 @@ def test_each_feature_is_set_when_it_is_needed(filled):
 
 
 def test_an_older_program_keeps_a_feature_from_being_set(filled):
-    """A program that knows the feature does not (N15.2)."""
+    """A program that does not know the feature blocks setting it (N15.2)."""
     number = features.KNOWN.index(features.COLD)
     for known, refused in ((number, True), (number + 1, False)):
         with (repositories.holding(filled / 'locks' / 'groups',
@@ -211,7 +211,7 @@ def test_newer_file_is_for_the_driver(configure, tmp_path, name):
 
 @pytest.mark.parametrize('name', [GROUP, IMAGE])
 def test_newer_file_and_the_maintainer(filled, name):
-    """Nothing of what cannot be understood is freed."""
+    """The maintainer frees nothing that it cannot read."""
     set_version(filled, name, NEWER[name])
     words = f'version {NEWER[name]}'
     before = (filled / name).read_bytes()
@@ -249,10 +249,10 @@ def test_newer_minor_versions_of_files(filled):
     assert checker.check(filled).ok
 
 
-# -- what can be made anew ----------------------------------------------------
+# -- structures that can be rebuilt -------------------------------------------
 
 def test_newer_catalog(filled):
-    """It is derived: set aside, with words, and made anew."""
+    """A newer catalog is set aside with a warning, and rebuilt."""
     with repositories.open_repository(filled) as repo:
         with maintaining(repo) as maintainer:
             catalog = maintainer.catalog
@@ -271,7 +271,7 @@ def test_newer_catalog(filled):
 
 
 def test_newer_filter(filled):
-    """It has nothing but hints: it is replaced."""
+    """A newer filter is replaced, since it has only hints."""
     with repositories.open_repository(filled) as repo:
         repositories.put(repo, 'again', DATA)
     directory = filled.parent / f'{filled.name}-filter'

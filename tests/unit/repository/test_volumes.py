@@ -54,7 +54,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def volume(path, repo):
-    """A volume whose part 3 has an edition; beside it, an image."""
+    """A volume with a recipe of part 3, and an image in the repository."""
     found = volume_writer.Volume(path, bytes.fromhex(repo.repository_id))
     found.journal(marks={3: 7}).save()
     volume_writer.store_recipe(repo, found.recipe(3, 7),
@@ -68,7 +68,7 @@ def part(volume):
     return volume.recipe(3, 7)
 
 
-#: Names that begin as the recipes of a volume do, and what they are.
+#: Names that begin like a volume's recipes, and their meanings.
 OF_VOLUME = {
     f'v_{ID}_base_0': 'the base',
     f'v_{ID}_0_1': 'part 0',
@@ -97,7 +97,7 @@ def test_ids(image_id):
 
 
 def test_the_engine_has_the_same_ids(repo):
-    """It refuses an image that the owner of the volume would delete."""
+    """The engine refuses ids that the volume's owner would delete."""
     openvolumes.create(repo, 'other', 512)
     volume = repo.handle().open_volume('other')
     with contextlib.closing(volume):
@@ -112,7 +112,7 @@ def test_the_engine_has_the_same_ids(repo):
 
 
 def test_an_owner_deletes_what_it_does_not_need(path, repo, volume, part):
-    """Also what has a name that no version gave: nobody else can have it."""
+    """An owner deletes its unneeded recipes, also those with unknown names."""
     names = [f'v_{volume.id.hex()}_{rest}' for rest in (
         '', 'x', '3_07', '03_7', '3_7_', 'base_0')]
     for name in names:
@@ -166,7 +166,7 @@ def test_the_name_of_a_volume(path, repo, volume, part):
 
 @pytest.mark.parametrize('missed', ['during a look', 'in a list'])
 def test_a_rename_of_a_host_that_was_cut_off(repo, monkeypatch, missed):
-    """It comes when its lock is lost. Yet the volume is found."""
+    """A volume that is renamed during a lookup is still found."""
     openvolumes.create(repo, 'old', 512)
     volume_id = openvolumes.look(repo, 'old').volume_id
     real = volumes.names
@@ -186,9 +186,9 @@ def test_a_rename_of_a_host_that_was_cut_off(repo, monkeypatch, missed):
 
 
 def test_nobody_renames_while_a_volume_is_looked_for(repo, monkeypatch):
-    """Or else its recipes could be deleted as nobody's.
+    """Renames wait for a lookup: otherwise its recipes could be deleted.
 
-    Each list misses a volume that is renamed while it is made.
+    Each list misses a volume that is renamed during the listing.
     """
     openvolumes.create(repo, 'name0', 512)
     volume_id = openvolumes.look(repo, 'name0').volume_id
@@ -249,7 +249,7 @@ def test_a_volume_that_cannot_be_read(repo, volume, part, damage, kind):
         volumes.look(repo, 'disk')
     assert volumes.words(repo, part) == (
         f'part 3 of volume {volume.id.hex()}')
-    # It may be the one that needs the recipe.
+    # The volume may need this recipe.
     with pytest.raises(kind):
         repo.delete(part)
     assert part in repo.recipes()
@@ -359,11 +359,11 @@ def test_scrub_says_which_volume_a_block_is_missing_in(
 
 
 def test_merging_has_them_share(repo, maintainer, volume):
-    """With an image that was stored at the same time."""
+    """Merging shares blocks between a recipe and a simultaneous image."""
     data = noise(3 << 20)
     name = volume.recipe(1, 1)
     handle = repo.handle()
-    # Each stores what it has of 1 MiB or more before it is committed.
+    # Each transaction stores pieces of 1 MiB before its commit.
     transactions = [handle.begin(image_id, '', bytes(16))
                     for image_id in ('twin', name)]
     for transaction in transactions:

@@ -41,10 +41,10 @@ def collect(repo):
 
 
 def require_collected(repo, *volumes):
-    """What lives are exactly the blocks that recipes name.
+    """Require that exactly the blocks named by recipes are in use.
 
-    An evacuation is freed by a later collection, when nobody has the recipes
-    from before it open.
+    A later collection frees an evacuated block, once the recipes from before
+    the evacuation are closed.
     """
     for _ in range(4):
         for volume in volumes:
@@ -146,7 +146,7 @@ def test_collecting_while_the_volume_is_written(path, repo, other):
 
 
 def test_merging_under_an_open_volume(tmp_path):
-    """The volume goes on with the new recipes, and pins no old blocks."""
+    """An open volume uses the merged recipes, and pins no old blocks."""
     path = repositories.create(tmp_path / 'r', block_size=4096,
                                group_slots=1024)
     data = noise(2 * MIB, 5)
@@ -242,8 +242,8 @@ def test_a_full_disk(tmp_path):
             with openvolumes.open_volume(repo, 'disk') as volume:
                 for n, data in model.items():
                     assert volume.read(len(data), n * MIB // 4) == data
-            # The head that says that it is being deleted needs a page: the
-            # catalog's reserve is given up for it.
+            # The head with the state "deleting" needs a page: the catalog's
+            # reserve is given up for it.
             filling = repositories.fill_disk(disk)
             openvolumes.delete(repo, 'disk')
             filling.unlink()
