@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the plain C engine, without Python, and runs its tests in C.
+"""The plain C engine is built without Python, and its C tests run.
 
 ``tests/c`` has the engine's folders. Every ``test_*.c`` in them is a program
 of its own, linked with ``tests/c/support`` and with the engine. It is built
 and run plain, with the address and undefined-behaviour sanitizers, and, if it
-uses threads, with the thread sanitizer. ``tests/c/whole`` tests what no single
-folder answers for. By hand, from the top::
+uses threads, with the thread sanitizer. ``tests/c/whole`` has tests that
+belong to no single folder. By hand, from the top::
 
     make -f tests/native.mk -j VARIANT=asan lib tests/c/files/test_filter
     .build/asan/tests/c/files/test_filter [NAME OF A TEST...]
@@ -25,7 +25,7 @@ SUPPORT = TESTS / 'support'
 
 
 def sources(directory, prefix=''):
-    """The C files of a directory, and of those in it."""
+    """Return the C files below a directory."""
     return sorted(directory.rglob(f'{prefix}*.c'))
 
 
@@ -71,7 +71,7 @@ def test_a_program_that_does_not_end(tmp_path):
 
 
 def test_a_check_that_fails_in_support(tmp_path):
-    """It counts against the test that called it."""
+    """A failed check in a support file fails the test that called it."""
     (tmp_path / 'other.c').write_text(
         '#include "tests/c/support/check.h"\n'
         'void other(void);\n'
@@ -90,8 +90,8 @@ def test_a_check_that_fails_in_support(tmp_path):
     assert '1 == 2' in output and '0 passed, 1 failed' in output
 
 
-# Each test may run in another process: see tests/scheduling.py. The first in
-# each class waits for the build of the library.
+# Each test may run in another process: see tests/scheduling.py. The first test
+# in each class waits for the build of the library.
 
 TIMEOUT = 2 * native.BUILD_TIMEOUT + native.RUN_TIMEOUT
 
@@ -101,7 +101,7 @@ TIMEOUT = 2 * native.BUILD_TIMEOUT + native.RUN_TIMEOUT
 @pytest.mark.needs('clang')
 @pytest.mark.timeout(TIMEOUT)
 class TestAddresses:
-    """With the sanitizers of addresses and of undefined behaviour."""
+    """Run with the sanitizers of addresses and of undefined behaviour."""
 
     @programs('asan')
     def test_c(self, source):
@@ -112,7 +112,7 @@ class TestAddresses:
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT)
 class TestThreads:
-    """With the sanitizer of threads."""
+    """Run with the sanitizer of threads."""
 
     @programs('tsan')
     def test_c(self, source):
@@ -121,7 +121,7 @@ class TestThreads:
 
 @pytest.mark.timeout(TIMEOUT)
 class TestPlain:
-    """As it is installed. Sweeps try every case."""
+    """Run the installed build. Its sweeps try every case."""
 
     @programs('plain')
     def test_c(self, source):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of the engine under faults, all of them; and that leaks are found.
+"""All of the engine's tests under faults run, and leaks are detected.
 
-``tests/c/support/fault_tasks.h`` says what is tried; ``test_c.py`` tries a
-part of it.
+``tests/c/support/fault_tasks.h`` describes the faults; ``test_c.py`` tries a
+part of them.
 """
 
 import os
@@ -56,7 +56,7 @@ def test_leaks_are_found(tmp_path):
 @pytest.mark.skipif(shutil.which('valgrind') is None,
                     reason='valgrind is not installed')
 def test_valgrind():
-    """It sees what is not initialized, too, which no sanitizer of gcc does."""
+    """Valgrind also finds uninitialized memory; gcc's sanitizers do not."""
     program = native.program('plain', test_c.program_of('transaction'))
     status, output = native.execute(
         ['valgrind', '--quiet', '--error-exitcode=9', '--leak-check=full',
@@ -79,7 +79,7 @@ def test_extension_under_sanitizers(tmp_path):
         subprocess.run(['gcc', f'-print-file-name={name}'], check=True,
                        capture_output=True, text=True).stdout.strip()
         for name in ('libasan.so', 'libubsan.so')]
-    # What the interpreter itself does not give back would hide all else.
+    # Memory that the interpreter never frees would hide all other leaks.
     environment.update(
         LD_PRELOAD=':'.join(runtimes),
         ASAN_OPTIONS='detect_leaks=0:halt_on_error=1',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the packages import is what they require, and the reverse."""
+"""The packages require exactly the distributions that they import."""
 
 import ast
 import configparser
@@ -14,7 +14,7 @@ import pytest
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('glance_dedup', 'dedupd')
 NAME = re.compile(r'^[A-Za-z0-9_.-]+')
-# Whose modules are only imported where an extra was installed.
+# Modules that are imported only if an extra is installed.
 EXTRAS = {'backup': {'glance_dedup/backup/rank.py',
                      'glance_dedup/backup/rank_exchange.py'},
           'glance': {'glance_dedup/client/glance_api.py'},
@@ -24,7 +24,7 @@ EXTRAS = {'backup': {'glance_dedup/backup/rank.py',
           'trace': {'dedupd/http/tracing.py'},
           'mount': {'dedupd/compute/novabase/file_attributes.py',
                     'glance_dedup/fuse_operations.py'}}
-# Only told, if oslo.messaging should bring it along, not to load eventlet.
+# Imported only if oslo.messaging brings it, so that it does not load eventlet.
 NOT_NEEDED = {'oslo-service'}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Manifests: written, read, and what is not one."""
+"""Manifests are written and read, and other contents are refused."""
 
 import contextlib
 import hashlib
@@ -36,7 +36,7 @@ class Location:
 
 
 class Store:
-    """What has one object."""
+    """An object store that has one object."""
 
     location = Location()
 
@@ -104,7 +104,7 @@ def test_what_is_written_is_read():
 
 
 def test_equal_contents():
-    """Neither number nor time count."""
+    """Manifests with equal entries are equal despite number and time."""
     other = backup_manifest.Head(OWNER, 8, 2.5, HEAD.parameters)
     assert written()[1].content == written(head=other)[1].content
     assert written()[1].content != written(GROUPS)[1].content
@@ -125,7 +125,7 @@ def test_a_manifest_of_another_key(made):
     with pytest.raises(exceptions.DamagedError,
                        match=f'{KEY} was not made with the repository'):
         opened(content)
-    # The operator says that the keys are lost.
+    # The operator accepts manifests of lost keys.
     with opened(content, signing=None) as found:
         assert not found.has_current_key
 
@@ -252,7 +252,7 @@ def test_a_bomb():
 
 # Long: tracemalloc follows the memory of a hundred thousand lines.
 def test_memory_is_bounded():
-    """As many lines as a large repository has."""
+    """Memory is bounded for as many lines as a large repository has."""
     def lines():
         for number in range(1, 50000):
             yield backup_manifest.Group(number, f'{number:032x}', 5000, OWNER,
@@ -292,7 +292,7 @@ def test_merged():
 
 
 def test_two_of_one_number(monkeypatch):
-    """That which was taken last counts."""
+    """Of two manifests with one number the latest counts."""
     contents = {}
     for number, taken, name in ((7, 1.0, 'a'), (7, 3.0, 'b'), (7, 2.0, 'c'),
                                 (6, 9.0, 'd')):
@@ -302,7 +302,7 @@ def test_two_of_one_number(monkeypatch):
 
     class Several(Store):
         def __init__(self):
-            """It has all contents."""
+            """A store with all contents."""
 
         def size(self, key):
             return len(contents[key])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Files of credentials: who may read them, and what is in them."""
+"""Files of credentials need the right permissions and contents."""
 
 import os
 
@@ -82,7 +82,7 @@ def test_swift_that_is_none(path, content):
 
 
 def test_no_environment_and_no_other_file(path, monkeypatch, tmp_path):
-    """The credentials are those of the file, whatever else there is."""
+    """The credentials come only from the file."""
     path.write_bytes(b'[s3]\n')
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'key')
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')

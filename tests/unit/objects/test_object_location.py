@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where objects are, as users and files say it."""
+"""Locations of objects are parsed from the notations of users and files."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""S3: the environment of a process has no say."""
+"""S3 ignores the environment of its process."""
 
 import http.server
 import threading

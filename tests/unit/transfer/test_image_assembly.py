@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Putting images together, and reading back what of them is stored."""
+"""Images are assembled, and their stored parts are read back."""
 
 import array
 import hashlib
@@ -127,7 +127,7 @@ def take_all(put_together, lot, data):
 
 @pytest.mark.parametrize('most', [5, 4096])
 def test_an_image(path, repo, monkeypatch, most):
-    """Looked up ahead, taken in any order; then every block is somewhere."""
+    """Lots are looked up ahead, taken in any order, and store all blocks."""
     monkeypatch.setattr(image_assembly, 'LOT_BLOCKS', most)
     blocks = blocks_of(noise(150 * BLOCK))
     repositories.put(repo, 'other', b''.join(blocks[20:60]))
@@ -189,7 +189,7 @@ def test_what_is_not_the_block(repo):
 
 
 def test_blocks_of_another_scope(repo):
-    """They say what a block has to be, and find nothing."""
+    """Blocks of another scope are not found, though their names are known."""
     blocks = blocks_of(noise(6 * BLOCK))
     repositories.put(repo, 'other', b''.join(blocks))
     with repo.begin('one') as transaction:
@@ -267,7 +267,7 @@ def test_zeros_have_no_address(repo):
 
 
 def test_write_goes_on_after_keep(path, repo, reader):
-    """As often as one likes; each makes readable what was written."""
+    """Writing continues after each keep(), which makes its data readable."""
     blocks = blocks_of(noise(200 * BLOCK))
     with repo.begin('one') as transaction:
         for at in range(0, 200, 20):
@@ -335,7 +335,7 @@ def test_a_reader_that_is_closed(path, repo, reader):
     reader.close()
     with pytest.raises(exceptions.ClosedError):
         reader.read(b'', b'', b'')
-    # One keeps the handle until it is closed itself.
+    # A reader outlives its handle until it is closed, too.
     with repositories.open_repository(path) as other:
         late = other.block_reader()
     assert late.read(b'', b'', b'') == b''

@@ -36,7 +36,7 @@ BLOCK = 4096
 noise = repositories.noise
 mixture = repositories.mixture
 
-#: Bytes of a request besides its body, and what is sent for an image at all.
+#: Bytes of a request besides its body, and the minimum for each image.
 HEADS = 1000
 
 
@@ -69,7 +69,7 @@ def client(daemon):
 
 
 def limit_lots(monkeypatch, blocks):
-    """As if the receiver had said so."""
+    """Make the receiver request lots of this size."""
     begin = daemon_client.Client.begin_replica
 
     def begin_replica(*args):
@@ -131,13 +131,13 @@ def half(pace):
 
 
 def require_nothing_in_flight(site):
-    """Also of what was there before."""
+    """Require that the spool has no unfinished upload, new or old."""
     repositories.eventually(lambda: not [
         name for name in repositories.spool(site.path)
         if (site.path / 'spool' / name).stat().st_nlink < 2])
 
 
-# -- what comes to be there, and by what --------------------------------------
+# -- results of a transfer, and its size --------------------------------------
 
 LENGTHS = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 10 * BLOCK, 5000000)
 
@@ -147,7 +147,7 @@ def test_send(home, away, client):
             (mixture, noise, bytes), LENGTHS)):
         image_id, data = f'image-{number}', content(length)
         home.put(image_id, data, project='p')
-        # What is known of it here is known there.
+        # The receiver gets the known hash of the image.
         known = hashlib.sha256(data).hexdigest()
         if number % 2:
             hashes.record(home.repo.path, home.repo.stat(image_id),
@@ -191,7 +191,7 @@ def test_only_what_is_missing_goes(home, away, client):
     assert (sent.found_blocks, sent.sent_blocks) == (300, 10)
     least = 10 * BLOCK + 310 * 36
     assert least < sent.sent_bytes < least * 1.05 + 2 * HEADS
-    # The same one, deleted there meanwhile: nothing but its description.
+    # The image was deleted there: only its description is sent again.
     away.repo.delete('one')
     sent = image_sending.send(home.repo, 'one', client)
     assert (sent.found_blocks, sent.sent_blocks) == (400, 0)
@@ -223,7 +223,7 @@ def test_any_mixture(home, away, client, seed):
 
 @pytest.mark.parametrize('seed', range(10))
 def test_lots_are_cut_alike_from_any_on(seed):
-    """What a description is cut into from a lot's end on is known there."""
+    """Cutting again from a lot's end gives the same lots."""
     rng = random.Random(seed)
     extents, end = [], 0
     for number in range(60):
@@ -248,7 +248,7 @@ def test_lots_are_cut_alike_from_any_on(seed):
     for number, lot in enumerate(lots):
         assert cut(lot.offset) == lots[number:]
         assert lot.blocks <= 16
-        # And is what the receiver takes.
+        # The receiver accepts the lots, too.
         source, at, zeros, parts = wire.Buffer(lot.extents, ValueError), (
             lot.offset), 0, 0
         while source:
@@ -266,7 +266,7 @@ def test_lots_are_cut_alike_from_any_on(seed):
     ({'fingerprint': 'blake2s256'}, 'blake2s256'),
     ({'verify': 'bytes'}, 'value')])
 def test_all_of_it_goes(home, tmp_path, parameters, word):
-    """Where blocks cannot be told by their fingerprints: cut anew there."""
+    """Blocks with other parameters are sent whole, and cut again there."""
     data = mixture(5_000_001) + bytes(3_000_000) + noise(100_000) * 3
     home.put('one', data)
     away = test_pull.Site(tmp_path / 'away', **parameters)
@@ -274,13 +274,13 @@ def test_all_of_it_goes(home, tmp_path, parameters, word):
         sent = image_sending.send(home.repo, 'one', client)
         assert word in sent.whole
         assert away.read('one') == data
-        # As if it had been uploaded there.
+        # The result is the same as that of an upload there.
         stat = away.repo.stat('one')
         away.repo.delete('one')
         away.put('two', data)
         assert away.repo.stat('two').zero_bytes == stat.zero_bytes
         assert away.repo.stat('two').new_bytes < 10000
-        # And it is known again.
+        # A second sending finds the image.
         image_sending.send(home.repo, 'one', client)
         assert image_sending.send(home.repo, 'one', client).exists
     repositories.require_clean(away.path)
@@ -288,7 +288,7 @@ def test_all_of_it_goes(home, tmp_path, parameters, word):
 
 
 def test_fingerprints_that_are_not_cryptographic(tmp_path, away, client):
-    """Of what is known by such alone, nothing is left out (I5)."""
+    """Blocks with weak fingerprints are always sent (I5)."""
     home = test_pull.Site(tmp_path / 'home', fingerprint='xxh3-128',
                           verify='bytes')
     data = noise(50 * BLOCK) * 2
@@ -296,7 +296,7 @@ def test_fingerprints_that_are_not_cryptographic(tmp_path, away, client):
     sent = image_sending.send(home.repo, 'one', client)
     assert sent.whole and sent.sent_blocks == 100
     assert away.read('one') == data
-    # And what is there is not taken for the same.
+    # The image there is not taken for the same one.
     with pytest.raises(client_errors.Refused) as caught:
         image_sending.send(home.repo, 'one', client)
     assert caught.value.code == 409
@@ -321,7 +321,7 @@ def test_the_scope_goes_with_it(home, away, client):
 
 
 def test_it_is_there_already(home, away, client):
-    """From before the sender was interrupted: found equal, and not changed."""
+    """An image that was sent before is found equal, and not changed."""
     data = mixture(3_000_001)
     home.put('one', data)
     first = image_sending.send(home.repo, 'one', client)
@@ -329,7 +329,7 @@ def test_it_is_there_already(home, away, client):
     assert again.exists and not first.exists
     assert again.location is None
     assert again.upload_id == first.upload_id
-    # Except to those who got it when they sent the image.
+    # The location is known to the sender that stored it.
     again = image_sending.send(home.repo, 'one', client,
                                location=first.location)
     assert again.location == first.location
@@ -346,7 +346,7 @@ def test_it_is_there_already(home, away, client):
 
 @pytest.mark.parametrize('change', ['length', 'block', 'zeros', 'last'])
 def test_another_is_there(home, away, client, change):
-    """Which stays as it is."""
+    """Another image of this id stays unchanged."""
     data = noise(50 * BLOCK) + bytes(20 * BLOCK) + noise(100)
     other = bytearray(data)
     if change == 'length':
@@ -363,7 +363,7 @@ def test_another_is_there(home, away, client, change):
     assert away.read('one') == bytes(other)
 
 
-# -- what it is told, and who ends it -----------------------------------------
+# -- progress, and interruptions ----------------------------------------------
 
 def test_bytes_are_told_before_they_go(home, client):
     home.put('one', noise(100 * BLOCK))
@@ -374,7 +374,7 @@ def test_bytes_are_told_before_they_go(home, client):
 
 @pytest.mark.usefixtures('small_lots')
 def test_it_is_stopped(home, away, client):
-    """And goes on later; nobody has to wait for the receiver."""
+    """A stopped transfer does not wait for the receiver; it can resume."""
     data = noise(600 * BLOCK)
     home.put('one', data)
     pace = once(half, lambda: pace.stop())
@@ -406,7 +406,7 @@ def test_it_is_not_confirmed(home, away, client):
 
 @pytest.mark.usefixtures('small_lots')
 def test_it_is_deleted_here_meanwhile(home, away, client):
-    """The open image is sent (I12); whether it is wanted, others say."""
+    """An image that is deleted during its transfer is still sent (I12)."""
     data = noise(600 * BLOCK)
     home.put('one', data)
     image_sending.send(home.repo, 'one', client, pace=once(
@@ -438,7 +438,7 @@ def test_nobody_is_there(home, tmp_path):
         began = time.monotonic()
         with pytest.raises(client_errors.DaemonUnavailable):
             image_sending.send(home.repo, 'one', client)
-    # It is not tried again and again if nobody ever was.
+    # The sender does not retry if the receiver was never reachable.
     assert time.monotonic() - began < 5
 
 
@@ -473,7 +473,7 @@ GOOD = {'replica': 'ab' * 16, 'offset': 0, 'exists': False, 'whole': None,
     # Within a block, which the engine refuses.
     (GOOD, {'ranges': [[5, 4096]]})])
 def test_a_receiver_that_lies(home, tmp_path, first, second):
-    """It gets nothing that it did not ask for rightly, and no second try."""
+    """A wrong answer ends the transfer, without a second try."""
     home.put('one', noise(100 * BLOCK))
     posted = []
 
@@ -559,7 +559,7 @@ class Relay:
 
 @pytest.mark.usefixtures('small_lots', 'soon')
 def test_the_connection_breaks(home, away, daemon, tmp_path):
-    """It goes on where it was; hardly any byte goes twice."""
+    """After a broken connection the transfer resumes; few bytes repeat."""
     for left in (5_000, 100_000, 1_000_000, 2_300_000):
         image_id = f'image-{left}'
         data = noise(600 * BLOCK, left)
@@ -579,7 +579,7 @@ def test_the_connection_breaks(home, away, daemon, tmp_path):
 @pytest.mark.usefixtures('small_lots')
 def test_the_connection_breaks_for_ever(home, away, daemon, tmp_path,
                                         monkeypatch):
-    """It is given up, and says so; the next one goes on."""
+    """The sender gives up after its retries; the next one continues."""
     monkeypatch.setattr(image_sending, 'PAUSES', (0.05, 0.1))
     data = noise(600 * BLOCK)
     home.put('one', data)
@@ -617,7 +617,7 @@ def test_the_receiver_is_killed(home, away, daemon, client):
 
 @pytest.mark.usefixtures('small_lots', 'soon')
 def test_the_receiver_is_restarted(home, away, daemon, client):
-    """It keeps what came."""
+    """A restarted receiver keeps the received data."""
     data = noise(3000 * BLOCK)
     home.put('one', data)
 
@@ -655,7 +655,7 @@ def test_the_disk_there_is_full(home, tmp_path):
             assert caught.value.code == 507
             assert 'Make room at the receiving site' in str(caught.value)
             away.require_nothing_of('one')
-            # What was let go of does not hold its blocks.
+            # An abandoned upload does not hold its blocks.
             require_nothing_in_flight(away)
         away.repo.close()
 
@@ -664,7 +664,7 @@ def test_the_disk_there_is_full(home, tmp_path):
 
 @pytest.mark.usefixtures('small_lots', 'soon')
 def test_two_send_one_image(home, away, daemon, client):
-    """The second is told, and the first goes on."""
+    """The second sender gets an error, and the first one continues."""
     data = noise(600 * BLOCK)
     home.put('one', data)
     errors = []
@@ -702,9 +702,9 @@ with (image_repository.Repository(
 
 @pytest.mark.parametrize('lots', [16, 4096])
 def test_the_sender_is_killed(home, away, lots, monkeypatch):
-    """The next one takes over what it began, when it has been silent.
+    """The next sender takes over an upload that has been silent.
 
-    Also if it is of another version, and cuts the image in another way.
+    It may be of another version, and cut the image in another way.
     """
     limit_lots(monkeypatch, lots)
     data = noise(24 << 20)
@@ -723,7 +723,7 @@ def test_the_sender_is_killed(home, away, lots, monkeypatch):
 
 
 def test_many_images_at_once(home, away, daemon, monkeypatch):
-    """As many as the receiver takes; the others wait for their turn."""
+    """The receiver takes its limit of images; the other senders wait."""
     monkeypatch.setattr(image_sending, 'BUSY_PAUSE', 0.1)
     names = [f'image-{n}' for n in range(replica_receiver.MAX_COUNT + 3)]
     for seed, name in enumerate(names):
@@ -789,7 +789,7 @@ def test_who_is_no_operator(home, away, tls, kind):
 
 
 def test_who_only_gives(home, away, tmp_path):
-    """A certificate is good for reading alone, unless the site says more."""
+    """A certificate only allows reading, unless the site permits more."""
     home.put('one', noise(100 * BLOCK))
     tls = test_pull.TLS(tmp_path, away.path)
     with tls.daemon, daemon_client.Client(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on its way to another site: replication.json."""
+"""replication.json records the images on their way to another site."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_from_begin_to_end(repo):
     one.begin('b')
     one.recorded('a')
     one.located('a', 'dedup://where')
-    # To begin again forgets nothing, nor does a new record.
+    # A new beginning or record keeps the location.
     one.begin('a')
     one.recorded('a')
     assert one.entries() == {
@@ -60,7 +60,7 @@ def test_from_begin_to_end(repo):
 
 
 def test_many_processes(repo):
-    """None loses what another one notes."""
+    """Several processes write their records without losing any."""
     code = (
         'import sys\n'
         'from glance_dedup.repository import image_repository\n'
@@ -108,7 +108,7 @@ def test_another_one_holds_the_lock(repo, monkeypatch):
     fd = one._open_locked()
     with pytest.raises(exceptions.BusyError, match='replication.json locked'):
         one.end('a')
-    # To look needs no lock.
+    # Reading needs no lock.
     assert list(one.entries()) == ['a']
     os.close(fd)
     one.end('a')
@@ -181,7 +181,7 @@ def test_a_file_that_is_no_good(repo, content, why):
         with pytest.raises(exceptions.DamagedError, match=why) as e:
             act()
         assert path_of(repo) in str(e.value) and 'move' in str(e.value)
-    # It is left as it is: it may be all that is known.
+    # The file stays unchanged: it may be the only record.
     with open(path_of(repo), 'rb') as f:
         assert f.read() == content
 
@@ -222,7 +222,7 @@ def test_what_is_no_file(repo, kind, tmp_path):
 
 
 def test_a_disk_that_fails(repo, monkeypatch):
-    """What cannot be noted is not begun."""
+    """An image is not begun if its record cannot be written."""
     one = progress_file.Underway(repo, SITE)
     one.begin('a')
 

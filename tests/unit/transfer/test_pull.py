@@ -52,7 +52,7 @@ class Site:
         """No image, and nothing in flight."""
         assert image_id not in self.repo.images()
         for name in repositories.spool(self.path):
-            # That of an image has another name in images/.
+            # A spool file of an image has another name in images/.
             assert (self.path / 'spool' / name).stat().st_nlink == 2
 
 
@@ -89,7 +89,7 @@ def small_lots(monkeypatch):
     monkeypatch.setattr(image_assembly, 'LOT_BLOCKS', 16)
 
 
-# -- what comes, and what does not --------------------------------------------
+# -- results of a pull, and its size ------------------------------------------
 
 @pytest.mark.parametrize('length', [
     0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 10 * BLOCK, 5000000])
@@ -191,7 +191,7 @@ def test_other_sizes(tmp_path, block_size):
     ({'fingerprint': 'blake2s256'}, 'blake2s256'),
     ({'verify': 'bytes'}, 'value')])
 def test_all_of_it_comes(there, tmp_path, client, parameters, word):
-    """Where blocks cannot be told by their fingerprints."""
+    """The whole image is pulled if its fingerprints are of no use here."""
     data = mixture(5_000_001)
     there.put('one', data)
     here = Site(tmp_path / 'here', **parameters)
@@ -204,7 +204,7 @@ def test_all_of_it_comes(there, tmp_path, client, parameters, word):
     here.repo.close()
 
 
-# -- what may go wrong --------------------------------------------------------
+# -- errors -------------------------------------------------------------------
 
 def test_it_is_here_already(there, here, client, monkeypatch):
     there.put('one', b'there')
@@ -343,7 +343,7 @@ def crumbs():
 
 
 @pytest.mark.parametrize('header,extents,word', [
-    # Each run of zeros would lie behind another.
+    # Each run of zeros would follow another one.
     (announced(1 << 61, 1 << 61, 1 << 61), zeros_without_end, 'zeros and'),
     (announced(1 << 61, 1 << 60, 1 << 60), zeros_without_end, 'half'),
     (announced(1 << 61, 0, 1), crumbs, 'of which half'),
@@ -351,7 +351,7 @@ def crumbs():
     (announced(1 << 30, 0, 1 << 18), crumbs, 'more blocks')],
     ids=['zeros', 'half', 'size', 'extents', 'crumbs'])
 def test_an_endless_recipe(here, tmp_path, header, extents, word):
-    """It is given up before it has filled the disk."""
+    """An endless recipe is refused before it has filled the disk."""
     peer = Hostile(tmp_path / 'hostile', header, extents)
     with contextlib.closing(peer), contextlib.closing(
             daemon_client.Client(peer.address)) as client:
@@ -362,7 +362,7 @@ def test_an_endless_recipe(here, tmp_path, header, extents, word):
 
 
 def test_a_recipe_that_drips(here, tmp_path, monkeypatch):
-    """Each piece comes in time, and all of it never would."""
+    """A recipe that arrives too slowly is refused."""
     monkeypatch.setattr(daemon_connection, 'SLOWEST', 1 << 30)
     peer = Hostile(tmp_path / 'hostile', announced(1 << 20, 1 << 19, 1 << 12),
                    zeros_without_end, pause=0.1)
@@ -375,7 +375,7 @@ def test_a_recipe_that_drips(here, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures('small_lots')
 def test_what_came_before_is_kept(there, here, client, monkeypatch):
-    """The wrong block is in a late lot; the next pull asks from there."""
+    """A pull after a wrong block keeps the lots that came before it."""
     data = noise(400 * BLOCK)
     there.put('one', data)
     lots = []
@@ -389,7 +389,7 @@ def test_what_came_before_is_kept(there, here, client, monkeypatch):
         with pytest.raises(client_errors.BadAnswer):
             pull.pull(here.repo, 'one', client)
     result = pull.pull(here.repo, 'one', client)
-    # Of those that were under way then, some are lost.
+    # Some of the lots that were under way are lost.
     assert result.found_blocks >= (20 - 1 - pull.LOTS) * 16
     assert result.asked_blocks == 400 - result.found_blocks
     assert here.read('one') == data
@@ -398,7 +398,7 @@ def test_what_came_before_is_kept(there, here, client, monkeypatch):
 @pytest.mark.usefixtures('small_lots')
 @pytest.mark.parametrize('whole', [False, True])
 def test_the_peer_dies(there, tmp_path, daemon, client, whole):
-    """kill -9 in the middle; the next pull asks for the rest only."""
+    """After a kill of the peer the next pull requests only the rest."""
     here = Site(tmp_path / 'here', block_size=8192 if whole else 4096)
     data = noise(3000 * BLOCK)
     there.put('one', data)
@@ -439,7 +439,7 @@ KILLED = '''
 
 
 def test_it_is_killed(there, here, daemon, client):
-    """kill -9 of the pull; what came before the last sync point is found."""
+    """After a kill of the pull the next one finds its synced blocks."""
     data = noise(400 * BLOCK)
     there.put('one', data)
     done = subprocess.run(
@@ -484,7 +484,7 @@ def test_another_upload_commits_first(there, here, client, monkeypatch):
 
 
 def test_an_interrupt(there, here, client):
-    """No thread goes on, and the connections are closed."""
+    """An interrupt ends all threads, and closes the connections."""
     there.put('one', noise(1000 * BLOCK))
 
     def progress(done, size):
@@ -520,7 +520,7 @@ def test_damage_there(there, here, client):
 # -- over TLS, by the command -------------------------------------------------
 
 class TLS:
-    """A daemon with a TLS listener, and who may and may not use it."""
+    """A daemon with a TLS listener, and certificates with different rights."""
 
     def __init__(self, directory, repository, **options):
         self.authority = certificates.Authority(directory)
@@ -556,7 +556,7 @@ def test_the_command(there, here, tls, cli, monkeypatch):
     here.put('other', data[:1_000_000])
     good = ('image', 'pull', 'one', '--from', tls.address)
     operator = ('--cert', tls.operator, '--ca-file', tls.authority.path)
-    # Who it is, and who we are, is verified.
+    # Both sides verify each other's certificate.
     cli(*good).failed('certificate')
     cli(*good, '--cert', tls.operator, '--ca-file',
         tls.strange.path).failed('certificate')
@@ -621,14 +621,14 @@ def test_over_a_socket(there, here, daemon, cli):
 
 @pytest.mark.slow
 def test_the_command_is_interrupted(there, here, tls, cli):
-    """^C; repeated, it goes on where it was."""
+    """After an interrupt (^C) the same command resumes the pull."""
     data = noise(20 << 20)
     there.put('one', data)
     options = ('image', 'pull', 'one', '--from', tls.address, '--cert',
                tls.operator, '--ca-file', tls.authority.path, '-f', 'json')
     process = cli.start(*options, stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE)
-    # As soon as something is stored.
+    # Send the signal as soon as something is stored.
     repositories.eventually(
         lambda: process.poll() is not None
         or any(os.scandir(here.path / 'groups')))
