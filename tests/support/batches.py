@@ -29,7 +29,7 @@ NIGHT = datetime.datetime(2026, 11, 20, 22, tzinfo=datetime.timezone.utc)
 
 
 class Disks:
-    """Files that are backed up, and what they held each night."""
+    """Files to back up, and their content on each night."""
 
     def __init__(self, directory, count=4):
         self.directory = directory
@@ -111,7 +111,7 @@ class Cloud:
         return NIGHT + datetime.timedelta(days=night)
 
     def backups(self, night=0):
-        """Each backup of a night as its bytes' digest, by name."""
+        """Return the digest of each backup of a night, by name."""
         found = {}
         with image_repository.Repository(self.path) as repo:
             for image_id in repo.recipes():
@@ -140,7 +140,7 @@ class Cloud:
         self.require_clean()
 
     def collect(self):
-        """Free what nothing refers to."""
+        """Free all unreferenced blocks."""
         with (image_repository.Repository(self.path) as repo,
               maintainer_role.Maintainer(repo) as maintainer):
             maintenance.account(maintainer)

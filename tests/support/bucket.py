@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What stands in for an object store where crashes and damage are tried.
+"""A directory replaces an object store in tests of crashes and damage.
 
 A crash of the repository's host does not undo what an object store has
 acknowledged. So the objects are files that are recorded like all others, in a
 directory beside the repository, and an object is durable when its PUT returns.
-What an object store is otherwise, the functional tests find out with real
-ones.
+The functional tests test the other properties of object stores with real ones.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ LOCATION = object_location.parse('s3://bucket/prefix', 'http://127.0.0.1:1')
 
 
 class Bucket:
-    """As :class:`object_store.ObjectStore`."""
+    """A directory with the interface of :class:`object_store.ObjectStore`."""
 
     location = LOCATION
 
@@ -92,7 +91,7 @@ def of(repository):
 
 @contextlib.contextmanager
 def beside(repository):
-    """Have objects be read from, and written to, the directory beside."""
+    """Read and write objects in the directory beside the repository."""
     with mock.patch.object(cold_settings, 'connect',
                            lambda settings: Bucket(of(repository))):
         yield

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a compute host's cache stands between, for tests.
+"""Servers around a compute host's cache, for tests.
 
-A storing host: a repository, its daemon that listens with TLS, and a real
-Glance over it that knows tokens; and the cache's own daemon.
+A storing host has a repository, its daemon that listens with TLS, and a real
+Glance over it that accepts tokens. The compute host has the cache's daemon.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ TOKENS = {'alice': ('alice', 'member,reader'), 'bob': ('bob', 'member,reader'),
 
 
 class Link:
-    """What a cache reaches a server through: bytes can be held up, and cut.
+    """Connection from a cache to a server, which can be held or cut.
 
     :param near: the address on which it listens
     :ivar received: bytes that came from the server
@@ -101,7 +101,7 @@ class Link:
 
 
 class TokenServer(glance_server.GlanceServer):
-    """A Glance with its own policy, to which a token says who asks."""
+    """A Glance with its own policy, where a token identifies the user."""
 
     headers = {'X-Auth-Token': 'ops'}
 
@@ -128,8 +128,8 @@ class TokenServer(glance_server.GlanceServer):
         return ''
 
     def allow(self, **tokens):
-        """From now on these hold, and no others."""
-        # At once: each request reads the file.
+        """Accept these tokens from now on, and no others."""
+        # Replace the file at once: each request reads it.
         new = self.tokens.with_suffix('.new')
         new.write_text(''.join(
             f'{token} {project} {roles}\n'

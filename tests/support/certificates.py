@@ -77,7 +77,7 @@ class Authority:
         return path
 
     def issue(self, name, *addresses, days=1):
-        """The path of a file with a certificate and its key.
+        """Return the path of a file with a certificate and its key.
 
         :param addresses: where it may be shown, beside the loopback; names,
             too
@@ -105,7 +105,7 @@ class Authority:
                 x509.RevokedCertificateBuilder().serial_number(
                     certificate.serial_number).revocation_date(now).build())
         path = self.directory / f'{self.name}.crl'
-        # As a program renews it, that means well.
+        # A program that renews the file does the same.
         temporary = path.with_suffix('.new')
         temporary.write_bytes(builder.sign(
             self.key, hashes.SHA256()).public_bytes(

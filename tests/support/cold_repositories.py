@@ -22,7 +22,7 @@ GROUP = SLOTS * 4096
 
 
 class ColdRepository:
-    """It has images, and knows their bytes.
+    """A repository with images, and a record of their bytes.
 
     :param server: the object store
     :param url: where it is asked

@@ -14,7 +14,7 @@ from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 
 OWNER = '0123456789abcdef' * 2
-#: Where nobody answers.
+#: No server listens there.
 PLACE = object_location.parse('s3://bucket/prefix', 'http://127.0.0.1:9')
 CREDENTIALS = '/nonexistent/credentials'
 
@@ -42,7 +42,7 @@ def cool_all(repo):
 
 
 def cool(repo, engine, number):
-    """Make a group cold; returns what its object would be."""
+    """Make a group cold; return its object's content."""
     with contextlib.closing(engine.begin_cooling(number)) as rewriting:
         while not rewriting.step()[0]:
             pass

@@ -74,7 +74,7 @@ def raw(method, path, body=None, **headers):
 
 
 def connect_as(path, uid, data):
-    """What a user gets who sends bytes; None if not even connected."""
+    """Return a user's answer to these bytes; None if it cannot connect."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -92,7 +92,7 @@ def connect_as(path, uid, data):
                         sock.sendall(data)
                     with contextlib.suppress(OSError):
                         os.write(writer, sock.recv(9))
-                        # Who leaves before the end is no request.
+                        # A connection closed before the end is no request.
                         sock.shutdown(socket.SHUT_WR)
                         while sock.recv(65536):
                             pass
@@ -108,7 +108,7 @@ def connect_as(path, uid, data):
 # -- the real one -------------------------------------------------------------
 
 class Daemon:
-    """One that runs from ``start`` to ``stop``, and may be started again.
+    """A daemon that runs from ``start`` to ``stop``; it can start again.
 
     :param repository: path of the repository
     :param directory: where its socket, options and log are to lie; one of its
@@ -119,8 +119,8 @@ class Daemon:
     def __init__(self, repository, directory=None, **options):
         self._place = None
         if directory is None:
-            # In a place of its own, since a socket's path must be short, and
-            # that every user may enter.
+            # The directory's path is short, because a socket's path must be,
+            # and every user may enter it.
             self._place = tempfile.TemporaryDirectory(prefix='dedupd-')
             directory = self._place.name
         self.directory = pathlib.Path(directory)
@@ -190,7 +190,7 @@ class Daemon:
         return self.process.wait(limit)
 
     def kill(self):
-        """As kill -9."""
+        """Kill the daemon, as kill -9 does."""
         self.process.kill()
         self.process.wait(LIMIT)
 
@@ -293,7 +293,7 @@ def running(repository, directory=None, **options):
 
 @contextlib.contextmanager
 def scripted(path, behave):
-    """A server on a Unix socket; `behave(connection, request)` is all it does.
+    """Run a server on a Unix socket that calls `behave(connection, request)`.
 
     Gives the list of what was received first on each connection.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Small file systems, mounted for a test, and what fills them.
+"""Small file systems that are mounted for a test, and filled.
 
-Needs root, and loop devices but for tmpfs: a test is skipped, with the reason,
-where they cannot be had. A disk is unmounted whatever becomes of the test.
+This needs root, and loop devices except for tmpfs: without them a test is
+skipped, with the reason. A disk is unmounted whatever the test's result.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ KINDS = {
     'ext4': ((['mkfs.ext4', '-q', '-F', '-m', '0'], 48 * MIB, 'loop'),
              (['mkfs.ext4', '-q', '-F', '-m', '0', '-N', '256'], 48 * MIB,
               'loop')),
-    # Of less mkfs.xfs makes none any more.
+    # mkfs.xfs makes none that is smaller.
     'xfs': ((['mkfs.xfs', '-q', '-f'], 320 * MIB, 'loop'),
             (['mkfs.xfs', '-q', '-f', '-i', 'maxpct=1'], 320 * MIB, 'loop')),
     'tmpfs': ((None, 48 * MIB, 'size=48m'),
@@ -62,7 +62,7 @@ def mounted(directory, kind, few_inodes=False):
     try:
         yield root
     finally:
-        # With the mount goes the loop device.
+        # Unmounting frees the loop device.
         subprocess.run(['umount', '--lazy', root], timeout=LIMIT, check=True)
 
 
@@ -80,7 +80,7 @@ def fill_bytes(root):
             except OSError:
                 step //= 2
         for _ in range(2):
-            # What delayed allocation gives back comes late.
+            # Delayed allocation frees some blocks late.
             os.fsync(fd)
             with contextlib.suppress(OSError):
                 while True:

@@ -18,11 +18,11 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 
 def undocumented(body: list[ast.stmt], owner: Any,
                  prefix: str = '') -> Iterator[str]:
-    """The public functions, classes and methods without a docstring.
+    """Yield public functions, classes and methods without a docstring.
 
-    A method that overrides another one has that one's, and a property's setter
-    the property's. A class has only its own: not that of its base, nor what a
-    dataclass says of itself.
+    An overriding method has the docstring of the method that it overrides, and
+    a property's setter that of the property. A class needs its own: neither
+    that of its base nor the text of a dataclass counts.
 
     :param owner: the module or class whose body it is
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the documents, for tests that hold them to it."""
+"""The documents' contents, for tests that compare them with the code."""
 
 import pathlib
 import re
@@ -53,14 +53,14 @@ class Command(NamedTuple):
 
 
 def outside() -> list[pathlib.Path]:
-    """Those that are read as they stand, too: in a checkout, on a forge."""
+    """Return the pages that are also read in a checkout or on a forge."""
     return [*(TOP / f'{name}.rst' for name in (
         'README', 'CONTRIBUTING', 'HACKING', 'SECURITY')),
         TOP / 'devstack' / 'README.rst']
 
 
 def pages() -> list[pathlib.Path]:
-    """All that people read, but the release notes."""
+    """Return all pages for people, except the release notes."""
     return [*outside(), *sorted(SOURCE.rglob('*.rst'))]
 
 
@@ -69,7 +69,7 @@ def _indent(line: str) -> int:
 
 
 def blocks(file: pathlib.Path) -> list[Block]:
-    """All literal blocks of a page."""
+    """Return all literal blocks of a page."""
     lines = file.read_text().splitlines()
     found = []
     section = ''
@@ -101,7 +101,7 @@ def blocks(file: pathlib.Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The command lines of a block: those with a prompt, if one has it."""
+    """Return a block's command lines: the prompted ones, if any is."""
     text = re.sub(r' *\\\n\s*', ' ', block.text)
     lines = [line for line in text.splitlines() if line.strip()]
     prompted = any(_PROMPT.match(line) for line in lines)

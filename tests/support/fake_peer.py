@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A peer without a daemon, whose images arrive as any others.
+"""A peer without a daemon, whose images arrive like any others.
 
-For tests in which nothing else is to run than what they look at.
+Tests use it if no other process may run.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from tests.support import replicas
 
 
 class Recipe:
-    """As the client's."""
+    """A recipe with the interface of the client's."""
 
     def __init__(self, sending):
         self.header = sending.header
@@ -38,7 +38,7 @@ class Recipe:
 
 
 class Client:
-    """As much of the daemon's client as an image needs that arrives.
+    """The part of the daemon's client that an arriving image uses.
 
     :param most: so many requests for blocks are answered; None: all
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A proxy before an object store that does to requests what tests say."""
+"""A proxy before an object store that breaks requests as tests plan."""
 
 import contextlib
 import http.client
@@ -13,7 +13,7 @@ LIMIT = 60
 
 
 class Faults:
-    """What is to happen to the next requests, in order.
+    """The planned faults of the next requests, in order.
 
     Each is ``None`` (nothing), a status to answer with instead, or the name of
     a method of :class:`_Handler`.
@@ -34,7 +34,7 @@ class Faults:
         self._go_on.set()
 
     def reset(self):
-        """Forget what was planned and seen."""
+        """Clear the plan and the record."""
         self.plan()
         self.always = None
         self.delay = 0
@@ -88,7 +88,7 @@ class _Handler(server.BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
 
     def log_message(self, *args):
-        """Say nothing."""
+        """Log nothing."""
 
     def relay(self):
         body = None
@@ -118,7 +118,7 @@ class _Handler(server.BaseHTTPRequestHandler):
             getattr(self, fault)(body)
 
     def ask(self, body):
-        """What the server answers."""
+        """Return the server's answer."""
         headers = {name: value for name, value in self.headers.items()
                    if name.lower() not in ('transfer-encoding', 'expect')}
         if body is not None:
@@ -166,7 +166,7 @@ class _Handler(server.BaseHTTPRequestHandler):
         self.answer(status, headers, found + found)
 
     def flip(self, body):
-        """One other byte."""
+        """Change one byte of the answer."""
         status, headers, found = self.ask(body)
         if found:
             found = bytes((found[0] ^ 1, *found[1:]))
@@ -212,13 +212,13 @@ class _Handler(server.BaseHTTPRequestHandler):
                     b'</Error>')
 
     def whole(self, body):
-        """Say that the range is the whole object."""
+        """Answer with the range as if it were the whole object."""
         _, headers, found = self.ask(body)
         self.answer(200, headers, found)
 
 
 class FaultyProxy(server.ThreadingHTTPServer):
-    """Listens on loopback, and passes requests to a port.
+    """A proxy on loopback that passes requests to a port.
 
     :ivar faults: what happens to the next requests
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts Python programs without importing their modules again.
 
-Tests start thousands of processes, and most of the time of a short command,
-or of the start of a server, goes into imports. :func:`install` replaces
+Tests start thousands of processes, and most of the time of a short command, or
+of the start of a server, goes into imports. :func:`install` replaces
 ``subprocess.Popen``: these commands are forked from a server that has imported
 their modules:
 
@@ -13,22 +13,21 @@ their modules:
   Glance under uWSGI, which is a Python module (pyuwsgi), and OpenStack's
   client.
 
-Everything else, and whatever needs the start of a new interpreter
-(:func:`find_family`), is executed as usual. Each family of programs has a
+All other commands, and those that need the start of a new interpreter
+(:func:`find_family`), are executed as usual. Each family of programs has a
 server of its own, which starts with the first of them.
 
-The process is a true child of the one that runs the tests: it has a process
-id, working directory, environment and descriptors of its own, and runs the
-module as ``__main__``. To become the child of the process of the tests it is
-forked twice: the process in between ends, and Linux hands its child to the
-next ancestor that asked for orphans. The process of the tests asks for them
-only while it starts one.
+The new process is a true child of the tests' process: it has a process id,
+working directory, environment and descriptors of its own, and runs the module
+as ``__main__``. The server forks it twice: the process in between ends, and
+Linux gives the orphan to the nearest ancestor that is a subreaper. The tests'
+process is a subreaper only while it starts a program.
 
-What differs from an executed program: its umask, its limits and what signals
-it ignores are those of the server; ``/proc/PID/cmdline`` and ``environ`` end
-with many zeros; and pages that nobody changed are shared with the server,
-which ``VmRSS`` counts all the same. ``GLANCE_DEDUP_TEST_EXEC=1`` in the
-environment of a command has it executed.
+It differs from an executed program in this: its umask, its limits and its
+ignored signals are those of the server; ``/proc/PID/cmdline`` and ``environ``
+end with many zeros; and unchanged pages are shared with the server, although
+``VmRSS`` counts them. ``GLANCE_DEDUP_TEST_EXEC=1`` in the environment of a
+command has it executed.
 """
 
 import array
@@ -67,14 +66,14 @@ SCRIPTS = {
         'openstackclient.compute.v2.server', 'openstack.connection',
         'keystoneauth1.loading'),
 }
-#: Modules that ask at their import whether they run under uWSGI.
+#: Modules that check at their import whether they run under uWSGI.
 _ASKS_FOR_UWSGI = ('glance.common.wsgi_app',)
 _BIN = os.path.join(sys.prefix, 'bin')
 #: Variables that Python, the C library or the loader read when a program
 #: starts.
 _AT_START = ('PYTHON', 'LD_', 'LC_', 'LANG', 'MALLOC', 'GLIBC', 'ASAN_',
              'GLANCE_DEDUP_TEST_EXEC')
-#: What has no effect on a program that flushes what others wait for.
+#: These do not affect a program that flushes output for its readers.
 _IGNORED = ('PYTHONUNBUFFERED', 'PYTHONDONTWRITEBYTECODE')
 #: Locales in which Python does the same as in that of the server.
 _PLAIN = re.compile(r'(C|POSIX|.*\.UTF-8|)$')
@@ -123,7 +122,7 @@ def find_family(arguments, environment, directory):
 
 
 class Popen(_real):
-    """As ``subprocess.Popen``, forking those programs."""
+    """A ``subprocess.Popen`` that forks those programs."""
 
     def _execute_child(self, *args):
         (arguments, executable, preexec_fn, close_fds, pass_fds, directory,
@@ -204,7 +203,7 @@ _starting = threading.Lock()
 
 
 def _server(family):
-    # Not the parent's in a forked test.
+    # A forked test does not use its parent's server.
     key = os.getpid(), family
     with _servers_lock:
         if key not in _servers or not _servers[key].runs():
@@ -233,13 +232,13 @@ def _import_all(family):
         if sys.modules.pop(name, None):
             package, _, name = name.rpartition('.')
             delattr(sys.modules[package], name)
-    # What is in use now is never collected, so its pages stay shared.
+    # These objects are never collected, so their pages stay shared.
     gc.collect()
     gc.freeze()
 
 
 def _serve(connection):
-    """Fork a process for each request; return what it needs in the process."""
+    """Fork a process for each request; return its data in that process."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 16)
         if not data:
@@ -251,7 +250,7 @@ def _serve(connection):
                 os._exit(0)
             return json.loads(data), descriptors, writer
         os.close(writer)
-        # When it has ended, its child is one of the process of the tests.
+        # When it has ended, its child is a child of the tests' process.
         os.waitpid(between, 0)
         connection.send(os.read(reader, 64))
         for fd in (reader, *descriptors):
@@ -277,7 +276,7 @@ def _arrange(descriptors, numbers, writer):
 
 
 def _show(field, words):
-    """Write what ``/proc`` shows of this process where its server's stood.
+    """Write data of ``/proc`` for this process over its server's.
 
     REQUIRES: nothing points there any more.
     """
@@ -290,7 +289,7 @@ def _show(field, words):
 
 
 def _become(request, descriptors, writer):
-    """Be the process that was wanted; and say so when it can be seen."""
+    """Become the requested process, and report when it is visible."""
     writer = _arrange(descriptors, request['descriptors'], writer)
     if request['session']:
         os.setsid()
@@ -323,7 +322,7 @@ def _become(request, descriptors, writer):
 
 
 def _find_code(request):
-    """The code of the program, and what its module knows of itself."""
+    """Return the program's code, and its module's attributes."""
     program = request['program']
     if request['option'] == 'script':
         sys.argv.insert(0, program)
@@ -335,7 +334,7 @@ def _find_code(request):
         return compile(program, '<string>', 'exec'), {
             '__spec__': None, '__package__': None, '__file__': None}
     with warnings.catch_warnings():
-        # It was imported, as a module of its own name, which nobody uses.
+        # The module was imported under its own name, which is not used here.
         warnings.filterwarnings('ignore', '.*found in sys.modules')
         _, spec, code = runpy._get_module_details(program)
     sys.argv.insert(0, code.co_filename)
@@ -344,7 +343,7 @@ def _find_code(request):
 
 
 def main():
-    """In the server; returns in each process that it forks."""
+    """Run the server; return in each process that it forks."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     family = sys.argv[2]
     # cliff reads the program's name when it is imported.
@@ -359,7 +358,7 @@ def main():
 
 
 if __name__ == '__main__':
-    # Out of here, so that what ends the program ends the interpreter.
+    # Run the code here, so that the program's end is the interpreter's end.
     _code, _facts = main()
     _main = sys.modules['__main__'].__dict__
     _main.update(_facts)

@@ -8,7 +8,7 @@ _MASK = (1 << 64) - 1
 
 
 def _constant(byte: int) -> int:
-    """Of SplitMix64 that starts with 0, the number after so many steps."""
+    """Return the number of SplitMix64 with seed 0 after `byte` steps."""
     z = byte * 0x9e3779b97f4a7c15 & _MASK
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 & _MASK
     z = (z ^ z >> 27) * 0x94d049bb133111eb & _MASK
@@ -19,7 +19,7 @@ CONSTANTS = [_constant(byte) for byte in range(256)]
 
 
 def _zeros(data: bytes, start: int) -> int:
-    """How many zeros there are from `start` on."""
+    """Return the number of zeros from `start` on."""
     end = start
     while end < len(data) and not data[end]:
         end += 1

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Puts what does not belong there into a repository, and uses it.
+"""Puts wrong files into a repository, and uses it.
 
-    python -m tests.support.hostile_names DIRECTORY CASE...
+  python -m tests.support.hostile_names DIRECTORY CASE...
 
 A case is ``NAME=KIND``: one of NAMES, or DIRECTORIES, is taken out, and
-something of a KIND put in its place. Then all is done that can be done with a
-repository. Whatever comes of it must be an error of the package that names a
-file of the repository, in finite time; and the victim must be as it was. A
-line comes out for each case: ``ok``, or what is wrong with it.
+something of a KIND put in its place. Then every operation on a repository
+runs. Each result must be success or an error of the package that names a file
+of the repository, in finite time; and the victim must be unchanged. Each case
+gives a line: ``ok``, or the problem.
 
-A file that the repository is to have one day goes into NAMES.
+A new file of the repository must be added to NAMES.
 """
 
 import os
@@ -72,7 +72,7 @@ def make_template(path):
 
 
 def help_maintaining(repo):
-    """What a daemon does that is no maintainer."""
+    """Run the tasks of a daemon that is no maintainer."""
     with (live_hosts.Hosts(repo.path) as hosts,
           helper_daemon.Helper(repo, hosts) as helper):
         sharescrub.run_once(helper, pacing.Pace(), lambda group: True)
@@ -80,7 +80,7 @@ def help_maintaining(repo):
 
 
 def place_of(path, name, repository_id):
-    """Where a case's name is."""
+    """Return the path of a case's name."""
     if name.startswith('filter'):
         return path.parent / 'f' / f'{repository_id}.{name}'
     if name == 'spool/T':
@@ -94,7 +94,7 @@ def place_of(path, name, repository_id):
     if name == 'catalog/MANIFEST':
         return next((path / 'catalog').glob('MANIFEST-*'))
     if name == 'catalog/NEXT':
-        # What LevelDB makes when it is opened.
+        # LevelDB makes this file when it is opened.
         last = max(int(''.join(filter(str.isdigit, p.name)) or 0)
                    for p in (path / 'catalog').iterdir())
         return path / 'catalog' / f'MANIFEST-{last + 2:06}'
@@ -127,7 +127,7 @@ def plant(place, kind, victim):
 
 
 def state(path):
-    """All that must stay of a victim: a file, or a directory's files."""
+    """Return the state of a victim that must not change."""
     status = os.lstat(path)
     names = sorted(os.listdir(path)) if path.is_dir() else []
     return (status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns,
@@ -135,7 +135,7 @@ def state(path):
 
 
 class Uses:
-    """Each thing that can be done; the errors that came."""
+    """Runs all operations, and collects their errors."""
 
     def __init__(self, path):
         self.path = path

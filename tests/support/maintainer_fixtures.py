@@ -2,9 +2,9 @@
 
 """The fixtures of the tests of the maintainer and of its tasks.
 
-A module asks for them with ``pytest_plugins``, and may replace some by its
-own: those of a tests/unit/conftest.py would need the engine built for all
-tests, also for those that build it.
+A module requests them with ``pytest_plugins``, and may replace some by its
+own: the fixtures of a tests/unit/conftest.py would need the built engine for
+all tests, also for the tests that build it.
 """
 
 import pytest

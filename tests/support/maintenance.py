@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of the maintainer and of its tasks share.
+"""Shared helpers for tests of the maintainer and of its tasks.
 
 A repository with many small groups; a model of the counts, computed from the
-recipes; and a maintainer whose steps a test watches, so that it can do between
-any two of them what another process might.
+recipes; and a maintainer whose steps a test watches, so that it can act as
+another process between any two of them.
 """
 
 import array
@@ -61,7 +61,7 @@ def twins(seed):
 
 
 def scattered(*seeds, pages=4):
-    """As content, but whose recipe has so many pages of extents for each."""
+    """Return content whose recipe has this many pages of extents per seed."""
     return b''.join(noise(BLOCK, 1000 * seed + n) + bytes(BLOCK)
                     for seed in seeds for n in range(51 * pages))
 
@@ -75,7 +75,7 @@ def blocks_of(repo, image_id):
 
 
 def expected_counts(repo):
-    """What the counts are to be: from the recipes."""
+    """Return the counts that the recipes imply."""
     counts = collections.Counter()
     for recipe in repo.recipes():
         counts.update(blocks_of(repo, recipe))
@@ -113,7 +113,7 @@ def groups(path):
 
 
 def require_counted(maintainer):
-    """The catalog says exactly what the recipes say; none is in flight."""
+    """Require that the catalog matches the recipes; no upload is in flight."""
     repo = maintainer.repository
     assert os.listdir(os.path.join(repo.path, 'spool')) == []
     assert counts(maintainer.catalog) == expected_counts(repo)
@@ -140,7 +140,7 @@ def require_collected(maintainer):
 
 
 def require_contents(repo, model):
-    """Each image is there and is what it was."""
+    """Require that each image exists with its content."""
     assert repo.images() == sorted(model)
     for image_id, data in model.items():
         assert repositories.read_all(repo, image_id) == data
@@ -204,7 +204,7 @@ def set_engine(maintainer, engine):
 
 
 def watch(maintainer, hook):
-    """Have all that a maintainer does told to a hook."""
+    """Have a hook called at each action of a maintainer."""
     set_engine(maintainer, Watched(_real(maintainer.engine), 'engine', hook))
     maintainer._catalog = Watched(_real(maintainer._catalog), 'catalog', hook)
     return maintainer
@@ -227,7 +227,7 @@ class Log:
                               if name == 'engine.sync' else name)
 
     def where(self, *ends):
-        """The numbers of the calls whose names end so."""
+        """Return the indexes of the calls whose names end like this."""
         return [i for i, name in enumerate(self.calls) if name.endswith(ends)]
 
 
@@ -248,7 +248,7 @@ class Once:
 
 
 class Killed(BaseException):
-    """As if the process ended here."""
+    """Simulates the end of the process."""
 
 
 class Kill:
@@ -264,7 +264,7 @@ class Kill:
 
 
 def kill(maintainer):
-    """What the kernel does with a maintainer's locks at its death."""
+    """Release a maintainer's locks, as the kernel does at its death."""
     for part in (maintainer._catalog, maintainer.engine):
         if part is not None:
             _real(part).close()

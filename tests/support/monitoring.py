@@ -14,18 +14,18 @@ RULES = ETC / 'prometheus' / 'glance-dedup.rules.yml'
 DASHBOARD = ETC / 'grafana' / 'glance-dedup.json'
 
 _NAME = re.compile(r'\bdedupd_\w+')
-# A rate needs two samples; those of tests come every second.
+# A rate needs two samples; tests take one each second.
 _VARIABLES = {'$job': '.*', '$instance': '.*', '$__rate_interval': '30s'}
 
 
 @functools.cache
 def dashboard():
-    """The dashboard. Nobody changes it."""
+    """Return the dashboard, which callers must not change."""
     return json.loads(DASHBOARD.read_text())
 
 
 def panels():
-    """All that are not rows."""
+    """Return all panels that are not rows."""
     return [panel for panel in dashboard()['panels']
             if panel['type'] != 'row']
 

@@ -10,14 +10,14 @@ import pathlib
 import select
 import subprocess
 
-#: Runs what follows in such namespaces.
+#: Runs the following command in such namespaces.
 COMMAND = ('unshare', '--mount', '--propagation', 'private', '--pid',
            '--mount-proc', '--fork', '--kill-child')
 _SECONDS = 60
 
 
 class Namespaces:
-    """They stay until they are closed.
+    """Namespaces that exist until they are closed.
 
     :param mounts: a script that mounts what programs need there
     :param arguments: what it has as $1 and so on

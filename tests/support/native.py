@@ -21,8 +21,8 @@ ENVIRONMENT = {
     'UBSAN_OPTIONS': 'print_stacktrace=1',
     'TSAN_OPTIONS': 'halt_on_error=1',
 }
-#: Seconds of each build. That of all fuzzers takes over a minute of a
-#: processor, of which the tests beside it may leave it a tenth.
+#: Seconds of each build. The build of all fuzzers takes over a minute of a
+#: processor, of which parallel tests may leave it a tenth.
 BUILD_TIMEOUT = 1000
 RUN_TIMEOUT = 240    # and of one program
 
@@ -45,10 +45,10 @@ def _make(variant, *targets):
 
 @functools.cache
 def directory(variant, target='lib'):
-    """Build what several tests use of a variant, and return the directory."""
+    """Build a variant's parts that several tests use; return the directory."""
     place = TOP / '.build' / variant
     place.mkdir(parents=True, exist_ok=True)
-    # One build at a time: all targets have the engine's objects in common.
+    # One build at a time: all targets share the engine's objects.
     with open(place / 'lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _make(variant, target)
@@ -64,7 +64,7 @@ def program(variant, source):
 
 
 def processor_seconds():
-    """Of all processes that this one started, and that have ended."""
+    """Return the processor time of this process's ended children."""
     used = os.times()
     return used.children_user + used.children_system
 
@@ -75,8 +75,8 @@ def run(command, timeout=RUN_TIMEOUT):
     try:
         status, output = execute([command], timeout)
         if status != 0 and 'unexpected memory mapping' in output:
-            # This thread sanitizer knows only address spaces that are not as
-            # random as this kernel's.
+            # This thread sanitizer needs an address space with less randomness
+            # than this kernel's.
             status, output = execute(['setarch', '-R', command], timeout)
     except subprocess.TimeoutExpired as exc:
         # A few seconds may be all that a busy machine had for it.

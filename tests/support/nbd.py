@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What tests of images as disks share: a client of NBD, and a guest.
+"""A client of NBD and a guest, for tests of images as disks.
 
 The client is written from the protocol's document, apart from the daemon's own
-code, and sends whatever it is told to. The guest is a real one, in QEMU.
+code, and sends any bytes that a test gives it. The guest is a real one, in
+QEMU.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ def need(program):
 
 
 def name_and(name, *numbers):
-    """Data of INFO and GO: a name, and what is to be told."""
+    """Return the data of INFO and GO: a name, and information types."""
     data = struct.pack('>I', len(name)) + name
     return data + struct.pack(f'>H{len(numbers)}H', len(numbers), *numbers)
 
@@ -92,7 +93,7 @@ class Session:
         return bytes(data)
 
     def gone(self):
-        """Whether the server hung up; what it sent before is thrown away."""
+        """Return True once the server has closed; discard what it sent."""
         with contextlib.suppress(ConnectionResetError):
             while self.socket.recv(1 << 16):
                 pass
@@ -144,7 +145,7 @@ class Session:
                               offset, length), data)
 
     def reply(self, lengths=()):
-        """(cookie, error, what came): bytes by offset, or extents.
+        """Return (cookie, error, data): bytes by offset, or extents.
 
         :param lengths: of the data of simple replies, by cookie
         """
@@ -172,7 +173,7 @@ class Session:
         return cookie, error, (found, bool(flags & 1))
 
     def answer(self, command, offset=0, length=0, **fields):
-        """(error, what came) of one request, the whole of it."""
+        """Return (error, data) of one request with its whole reply."""
         self.send_request(command, offset, length, **fields)
         simple = {fields.get('cookie', 1): length if command == READ else 0}
         data, last = {}, False
@@ -206,7 +207,7 @@ class Session:
 # -- a compute host -----------------------------------------------------------
 
 class Link:
-    """What lies between two hosts: a port that leads to another.
+    """Connection between two hosts: a port that leads to another.
 
     :ivar left: bytes that still come from there; None: all. At 0 they wait
     """
@@ -290,7 +291,8 @@ def compute_host(place, **images):
                 data = pathlib.Path(data).read_bytes()
             with repo.begin(image_id) as transaction:
                 transaction.write(data)
-                # Without it, no guest gets a byte before the last is here.
+                # Without the hash no guest gets a byte before the last one has
+                # arrived.
                 transaction.set_hash('sha512', hashlib.sha512(data).digest())
                 transaction.commit()
     port = ports.free_port()
@@ -305,7 +307,7 @@ def compute_host(place, **images):
                 'upstream_url': f'https://127.0.0.1:{link.port}',
                 'upstream_ca': authority.path,
                 'upstream_cert': authority.issue('operator')},
-            # Nobody asks it here.
+            # No test uses Glance here.
             glance_url='http://127.0.0.1:9')
         with cache:
             cache.write_config(nbd_socket=cache.directory / 'nbd')
@@ -327,7 +329,7 @@ class Machine:
             command, stdin=subprocess.DEVNULL, **options)
 
     def wait_until_up(self, meanwhile=lambda: None):
-        """What it shows when it is up.
+        """Return the boot's measurements, once the guest is up.
 
         :param meanwhile: called again and again
         """

@@ -4,10 +4,10 @@
 
 Each host has a name, an address in a network that only the hosts have, its own
 ``/etc/hosts``, ``~/.ssh`` and ``/run``, and its own directory at :data:`OWN`.
-Everything else is the machine's: it is what they share. Each runs an ssh
-server, and root of each host may log in on each other one.
+The hosts share the rest of the machine. Each runs an ssh server, and root of
+each host may log in on each other one.
 
-Needs root, and the packages that ``bindep.txt`` names.
+This needs root, and the packages that ``bindep.txt`` names.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ LogLevel VERBOSE
 
 
 class Network:
-    """Hosts that reach each other, and nobody else."""
+    """Hosts that reach each other, but no other network."""
 
     def __init__(self, directory, names):
         self._directory = pathlib.Path(directory)
@@ -75,7 +75,7 @@ class Network:
         self._stack.close()
 
     def address(self, name):
-        """Of a host."""
+        """Return a host's address."""
         return f'{_NETWORK}.{self.names.index(name) + 1}'
 
     def _key(self):
@@ -129,7 +129,7 @@ class Network:
         return process
 
     def know(self):
-        """Let each host know the ssh keys of all, as an operator would."""
+        """Add the ssh keys of all hosts to each, as an operator would."""
         known = ''.join(
             f'{name} {(host.directory / "host-key.pub").read_text()}'
             for name, host in self.hosts.items())
@@ -151,12 +151,12 @@ class Host:
         self.own = directory / 'own'
 
     def enter(self):
-        """What in front of a command has it run on this host."""
+        """Return the words before a command that run it on this host."""
         return ['nsenter', f'--target={self.process.pid}', '--net', '--uts',
                 '--mount']
 
     def processes(self):
-        """All processes on the host, by their namespace of mounts."""
+        """Yield all processes on the host, by their mount namespace."""
         mine = os.readlink(f'/proc/{self.process.pid}/ns/mnt')
         for path in pathlib.Path('/proc').glob('[0-9]*'):
             with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ class Host:
                     yield int(path.name), (path / 'cmdline').read_bytes()
 
     def die(self):
-        """End all that runs on it, such as what ssh has started."""
+        """End all processes of the host, also those that ssh has started."""
         for pid, _ in list(self.processes()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

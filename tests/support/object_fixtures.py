@@ -2,7 +2,7 @@
 
 """The fixtures of tests that need an object store, and one that fails.
 
-A module asks for them with ``pytest_plugins``, and may replace some by its
+A module requests them with ``pytest_plugins``, and may replace some by its
 own.
 """
 
@@ -33,7 +33,7 @@ def quickly(monkeypatch):
 
 @pytest.fixture
 def faults(proxy):
-    """What happens to the next requests that go through the proxy."""
+    """Faults of the next requests that go through the proxy."""
     proxy.faults.reset()
     yield proxy.faults
     proxy.faults.reset()

@@ -2,8 +2,8 @@
 
 """Real object stores, on loopback: Swift, and the S3 gateway of JuiceFS.
 
-Each has ``location(prefix)``, and ``credentials(path)`` writes a file with
-those that are right. Its bucket or container is there.
+Each has ``location(prefix)``, and ``credentials(path)`` writes a file with the
+right credentials. Its bucket or container exists.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ class JuiceGateway(Server):
 
 
 class Swift(Server):
-    """Swift, with users of its own, who may also come by S3."""
+    """Swift, with users of its own, who may also use S3."""
 
     kind = 'swift'
     user, secret = 'test:tester', 'testing'
@@ -153,7 +153,7 @@ class Swift(Server):
 
 
 class SwiftAsS3(Swift):
-    """The same Swift, asked by S3."""
+    """The same Swift, used by S3."""
 
     kind = 's3'
 

@@ -2,11 +2,11 @@
 
 """Works on a repository as another user, with another umask.
 
-    python -m tests.support.other_users UID GID UMASK PATH COMMAND...
+  python -m tests.support.other_users UID GID UMASK PATH COMMAND...
 
-All is imported before the user is changed, who may not be able to read the
-interpreter's files. LevelDB is used in no process that forks. A line comes out
-for each command: ``ok``, or the error's class and its words.
+All modules are imported before the user is changed, since the new user may not
+be able to read the interpreter's files. LevelDB is used in no process that
+forks. Each command gives a line: ``ok``, or the error's class and its words.
 """
 
 import os
@@ -46,7 +46,7 @@ def use(path):
 
 
 def empty(path):
-    """Delete what others stored."""
+    """Delete the images that others stored."""
     with repositories.open_repository(path) as repo:
         for image_id in repo.images():
             repo.delete(image_id)

@@ -10,19 +10,19 @@ import subprocess
 from tests.support import namespaces
 
 _SECONDS = 300
-#: What is in them on this machine is not seen.
+#: Mounts that hide this machine's own content there.
 _MOUNTS = """
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=0755 tmpfs /run
 """
-#: Groups in which podman puts processes, where it does not ask systemd.
+#: Groups in which podman puts processes if it does not use systemd.
 _GROUP = 'libpod_parent'
-#: podman says this of the health check's timer, where there is no systemd.
+#: podman's message about the health check's timer without systemd.
 _NO_TIMER = re.compile(r'^time=.*systemd connection.*\n', re.MULTILINE)
 
 
 class Podman:
-    """podman, which keeps what it has in a directory. To be closed."""
+    """A podman that stores its data in a directory. The caller closes it."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._namespaces = namespaces.Namespaces(_MOUNTS)
@@ -54,7 +54,7 @@ class Podman:
         return result
 
     def run(self, *command: object, **environment: str) -> str:
-        """Run a program that must succeed, and return what it said."""
+        """Run a program that must succeed, and return its output."""
         result = self.attempt(*command, **environment)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout

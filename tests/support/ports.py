@@ -6,7 +6,7 @@ import socket
 
 
 def free_port():
-    """A port of the loopback interface that nobody is given for a minute.
+    """Return a loopback port that the system gives out to nothing else.
 
     So tests that run side by side never get the same one. The server must
     bind it with SO_REUSEADDR, as servers do.
@@ -17,8 +17,8 @@ def free_port():
         listener.listen(1)
         port = listener.getsockname()[1]
         # A connection that this side closes first leaves the port in
-        # TIME_WAIT: the system chooses it for nobody, but a server that asks
-        # for it gets it.
+        # TIME_WAIT: the system does not choose it, but a server that requests
+        # this port gets it.
         with socket.create_connection(('127.0.0.1', port)) as client:
             listener.accept()[0].close()
             client.recv(1)

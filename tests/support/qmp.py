@@ -49,7 +49,7 @@ class Monitor:
         return False
 
     def ask(self, command, **arguments):
-        """What a command returns. Events are left out."""
+        """Return the result of a command. Events are left out."""
         request = {'execute': command, 'arguments': arguments}
         self._socket.sendall(json.dumps(request).encode() + b'\n')
         while line := self._file.readline():

@@ -13,15 +13,15 @@ import time
 from tests.support import daemons
 from tests.support import ports
 
-#: One that finds out sooner that the cache is away.
+#: A relay that detects a missing cache sooner.
 PROGRAM = ['-c', 'import sys; '
            'from dedupd.compute.relay import liveness, main; '
            'liveness.LOOK_SECONDS = 0.1; liveness.QUIET_SECONDS = 0.5; '
            'liveness.ANSWER_SECONDS = 5; liveness.AWAY_SECONDS = 1; '
            'sys.exit(main.main())']
 
-# Becomes a program to which descriptors are passed as systemd does it; the
-# first argument says which.
+# Becomes a program that receives descriptors as from systemd; the first
+# argument lists them.
 _PASSING = """
 import fcntl, os, sys
 high = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 64)
@@ -34,7 +34,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 
 
 class Relay:
-    """One that runs from ``start`` to ``stop``, and may be started again.
+    """A relay that runs from ``start`` to ``stop``; it can start again.
 
     :param cache: the CacheDaemon, whose options it reads
     """
@@ -84,7 +84,7 @@ class Relay:
         return self.log.read_text() if self.log.exists() else ''
 
     def said(self):
-        """Forget what the log has; gives what it gets from here on."""
+        """Return a function that gives the log's text from here on."""
         before = len(self.text())
         return lambda: self.text()[before:]
 

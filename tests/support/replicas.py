@@ -9,7 +9,7 @@ from dedupd.serve import replica_receiver
 from glance_dedup.client import wire
 from glance_dedup.transfer import image_sending
 
-#: What a sender is told; small lots, so that there are some.
+#: Limits that a sender receives; small lots give several of them.
 LOTS = types.SimpleNamespace(offset=0, lot_blocks=16, lot_bytes=1 << 20,
                              lot_zeros=1 << 20)
 
@@ -36,7 +36,7 @@ class Sending:
             yield b''.join([*frames, wire.END_FRAME])
 
     def replica(self, repo, project=''):
-        """One that begins; to be closed."""
+        """Begin a replica, which closes at the end of the context."""
         return contextlib.closing(replica_receiver.Replica(
             repo, self.image.stat.image_id, self.header, project))
 
@@ -52,7 +52,7 @@ class Sending:
 
 
 def receive(repo, home, image_id):
-    """All of it."""
+    """Receive the whole image."""
     with contextlib.closing(Sending(home, image_id)) as sending:
         with sending.replica(repo) as replica:
             sending.deliver(replica)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of repositories share.
+"""Shared helpers for tests of repositories.
 
-Making contents, editing a repository's files from outside (written from
-``doc/source/contributor/format.rst``), holding locks as another program of the
-repository would, and running something in a child with a time limit.
+They make contents, edit a repository's files from outside (written from
+``doc/source/contributor/format.rst``), hold locks as another program of the
+repository would, and run functions in a child with a time limit.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def mixture(length, seed=1, unit=4096):
             data += (b'line %d of a text\n' % rng.randrange(99)) * (unit // 8)
             data += bytes(-len(data) % unit)
         else:
-            # One of a few blocks that every image has.
+            # Add one of a few blocks that every image has.
             data += noise(unit, rng.randrange(5))
     return bytes(data[:length])
 
@@ -103,7 +103,7 @@ def edit_parameters(path, **changes):
 
 
 def open_repository(path, **options):
-    """Open with a small filter that lies beside the repository."""
+    """Open with a small filter in a directory beside the repository."""
     path = pathlib.Path(path)
     options.setdefault('filter_dir', str(path.parent / f'{path.name}-filter'))
     options.setdefault('filter_mib', 1)
@@ -203,7 +203,7 @@ class Group:
             '<Q', xxhash.xxh3_64_intdigest(bytes(page), seed=self.seed))
 
     def forget_newest_record(self):
-        """As if the machine had crashed before it reached the disk."""
+        """Clear the newest record: a crash came before its write."""
         at = 512 + 512 * (self.record()[0] % 2)
         self.data[at:at + 512] = bytes(512)
 
@@ -258,7 +258,7 @@ _FLOCK = struct.Struct('@hhqqi4x')
 
 
 def set_lock(fd, byte, kind, bytes_=1):
-    """One OFD lock; False if it is refused.
+    """Set one OFD lock; return False if it is refused.
 
     :param bytes_: how many; 0: to the end of the file
     """
@@ -273,7 +273,7 @@ def set_lock(fd, byte, kind, bytes_=1):
 
 
 def lock_held(path, byte):
-    """None, 'shared' or 'exclusive': what others hold."""
+    """Return the lock of other processes: None, 'shared' or 'exclusive'."""
     with open(path, 'r+b') as f:
         answer = fcntl.fcntl(f, fcntl.F_OFD_GETLK, _FLOCK.pack(
             fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
@@ -317,13 +317,13 @@ class ChildFailed(Exception):
 
 
 def fork_child(function, unnoticed=False):
-    """Run `function` in a forked child; what wait_for_child needs.
+    """Run `function` in a forked child; return wait_for_child's argument.
 
     :param unnoticed: fork in C, so that Python calls nothing in the child
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # That the parent has threads is what some tests are about.
+        # Some tests fork on purpose while the parent has threads.
         warnings.simplefilter('ignore', DeprecationWarning)
         pid = ctypes.PyDLL(None).fork() if unnoticed else os.fork()
     if pid:
@@ -339,7 +339,8 @@ def fork_child(function, unnoticed=False):
             result = (False, traceback.format_exc())
         result = pickle.dumps(result)
         with os.fdopen(writing, 'wb') as f:
-            # With its length, since a child of this child may keep the pipe.
+            # The length comes first, since a child of this child may hold the
+            # pipe.
             f.write(len(result).to_bytes(8, 'little') + result)
     finally:
         os._exit(0)
@@ -360,7 +361,8 @@ def wait_for_child(child, timeout=60):
                 break
             data += piece
     except BaseException:
-        # pytest has told Python to print all stacks before this one ends it.
+        # SIGABRT makes Python print all stacks: pytest has set up
+        # faulthandler.
         os.kill(pid, signal.SIGABRT)
         raise
     finally:

@@ -17,9 +17,9 @@ def place(directory, name='disk', repository_id=REPOSITORY):
 
 
 def scan(view):
-    """What a scan finds, a letter for each segment: c, z or d.
+    """Return a scan's results, one letter for each segment: c, z or d.
 
-    Compares what it gives as data with a second read.
+    Compare its data with a second read.
     """
     found = io.StringIO()
     buffer, again = (memoryview(bytearray(views.SEGMENT)) for _ in range(2))
@@ -38,7 +38,7 @@ def scan(view):
 
 
 def read(view):
-    """All bytes of a view."""
+    """Return all bytes of a view."""
     data = bytearray(view.size)
     for number in range(view.segments):
         start = number * views.SEGMENT
@@ -48,7 +48,7 @@ def read(view):
 
 
 def back_up(view, backup=BACKUP, upload=UPLOAD):
-    """Scan and commit a view, and close it; what the scan found."""
+    """Scan, commit and close a view; return the scan's results."""
     with view:
         found = scan(view)
         view.check()

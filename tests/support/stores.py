@@ -95,7 +95,7 @@ def repo(store):
 
 
 def options(store):
-    """What the store's repository passes to the engine."""
+    """Return the arguments of the store's repository to the engine."""
     return repo(store)._open_engine.keywords
 
 
@@ -109,7 +109,7 @@ def assert_nothing_left(store, image_id='image'):
 
 
 class Dribble:
-    """Returns fewer bytes than asked for."""
+    """A reader that returns fewer bytes than requested."""
 
     def __init__(self, data, most):
         self.data = io.BytesIO(data)
@@ -121,7 +121,7 @@ class Dribble:
 
 
 def open_files(path):
-    """How many of this process's descriptors are below a path."""
+    """Return the number of this process's files open below a path."""
     count = 0
     for number in os.listdir('/proc/self/fd'):
         with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def open_files(path):
 
 
 def refused(url, backend='one'):
-    """Nothing can be had from a location, and nothing told."""
+    """Require that nothing is found at a location."""
     for call in (glance_store.get, get_size, delete):
         with pytest.raises((exceptions.NotFound, exceptions.BadStoreUri)):
             call(url, backend)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many similar cases, of which a usual run tries a part, and ``--long`` all.
+"""Many similar cases; a usual run tries a part, and ``--long`` all.
 
-A sweep has its place where the cases differ in a moment or a number, and each
-takes noticeable time. The part is the same in every run, so that what fails
-can be repeated.
+A sweep is for cases that differ in a moment or a number, and that each take
+noticeable time. The part is the same in every run, so that a failure can be
+repeated.
 """
 
 #: Whether to try every case; `tests.conftest` sets it for ``--long``.

@@ -42,7 +42,7 @@ def main():
     proxy, *storage = map(int, sys.argv[3:])
     for kind, port in zip(KINDS, storage, strict=True):
         make_ring(directory, kind, port)
-    # What is in /etc/swift otherwise.
+    # These settings are otherwise in /etc/swift.
     utils.SWIFT_CONF_FILE = str(directory / 'swift.conf')
     utils.validate_configuration()
     storage_policy.reload_storage_policies()

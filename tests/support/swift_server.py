@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How a Swift of two processes is configured and started, by whomever.
+"""Configures and starts a Swift of two processes.
 
 One is memcached, which has its tokens; the other has all servers of Swift
-(``swift_process.py``). Who its users are is for the caller to say.
+(``swift_process.py``). The caller chooses its users.
 """
 
 import pathlib
@@ -58,7 +58,7 @@ use = egg:swift#dlo
 
 
 def own_users():
-    """Swift asks nobody who its user is, who may also come by S3."""
+    """Return the options for a user of Swift's own, who may also use S3."""
     return 's3api tempauth', '''
 [filter:s3api]
 use = egg:swift#s3api
@@ -69,8 +69,9 @@ user_test_tester = testing .admin
 
 
 def users_of_keystone(options, roles):
-    """Keystone is asked, with these options of keystonemiddleware.
+    """Return the options for users of Keystone.
 
+    :param options: those of keystonemiddleware
     :param roles: those who have one may use the containers of their project
     """
     lines = '\n'.join(f'{name} = {value}' for name, value in options.items())
@@ -86,7 +87,7 @@ operator_roles = {', '.join(roles)}
 
 
 def commands(directory, address, port, users):
-    """Write all files; what is to be started, in this order.
+    """Write all files; return the commands to start, in this order.
 
     :param address: where the proxy listens; the rest is on loopback
     :param users: of :func:`own_users` or :func:`users_of_keystone`
@@ -95,7 +96,7 @@ def commands(directory, address, port, users):
     memcached, *storage = (ports.free_port() for _ in range(4))
     before, filters = users
     proxy = directory / 'proxy.conf'
-    # It may have a password.
+    # The file may contain a password.
     proxy.touch(0o600)
     proxy.write_text(_PROXY.format(
         directory=directory, memcached=memcached, before=before) + filters)

@@ -45,7 +45,7 @@ class Server:
                     if self._given is not None:
                         self._given(client)
                         continue
-                    # As the protocol has it, PROJECT may be empty.
+                    # PROJECT may be empty in the protocol.
                     client.sendall((self._answer(
                         *line.rstrip('\n').split(' ', 2)) + '\n\n').encode())
 

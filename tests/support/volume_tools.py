@@ -143,7 +143,7 @@ class Server:
 
 
 def ask(session, command, offset=0, length=0, **fields):
-    """A request that must succeed; what it brought."""
+    """Send a request that must succeed; return its data."""
     error, found = session.answer(command, offset, length, **fields)
     assert not error, (command, offset, length, fields, error, found)
     return found

@@ -28,7 +28,7 @@ def some_id(text: str) -> bytes:
 
 
 def store_recipe(repo, image_id: str, data: bytes = b'') -> str:
-    """Store what only a volume stores: the engine has no objection."""
+    """Store a recipe under a volume's name, which the engine accepts."""
     transaction = repo.handle().begin(image_id, '', bytes(16))
     if data:
         transaction.write(data)

@@ -21,17 +21,17 @@ from tests.support import repositories
 
 #: Seconds to start, and to check the disk. The processor is emulated.
 LIMIT = 900
-#: What makes each kind of file system.
+#: Commands that make each kind of file system.
 MAKE = {'ext4': ('mkfs.ext4', '-q', '-F'), 'xfs': ('mkfs.xfs', '-q')}
-#: What tests of it need; see tests/needs.py.
+#: Needs of its tests; see tests/needs.py.
 NEEDS = ('bootimage', 'disks', 'fio', 'guest', 'nbdkit', 'qemu')
 _PROGRAMS = ('fio', 'e2fsck', 'xfs_repair')
 _MODULES = ('virtio_pci', 'virtio_blk', 'virtio_console', 'crc32c_generic',
             'ext4', 'xfs')
 
 # Job N writes file N % 4, with a pattern that no other job has, so jobs N and
-# N - 1 are on the disk when job N is told. `kind`, `last` and `size` come from
-# the kernel's command line.
+# N - 1 are on the disk when the guest reports job N. `kind`, `last` and `size`
+# come from the kernel's command line.
 _INIT = r"""#!/bin/sh
 /bin/busybox --install -s /bin
 export PATH=/bin:/sbin
@@ -116,7 +116,7 @@ def _module(tree, name):
 
 
 def _add_modules(tree, target):
-    """Below numbers, each after those that it needs."""
+    """Store the modules under numbers, each after those that it needs."""
     done = []
 
     def add(name):
@@ -192,10 +192,10 @@ class Guest:
     """A guest from its start until it is killed.
 
     :param system: what `build` made
-    :param place: a directory for what it tells, and for what its kernel does
+    :param place: a directory for its report, and for its kernel's output
     :param server: of its disk
     :param kind: of the disk's file system
-    :param last: the last job that a guest before has told
+    :param last: the last job that a guest before has reported
     :param size: of each job's file, as fio takes it
     :param options: more of QEMU's
     :param reconnects: requests wait for the disk's next server; otherwise
@@ -228,20 +228,20 @@ class Guest:
             stdin=subprocess.DEVNULL)
 
     def text(self):
-        """Return what it has told so far."""
+        """Return what the guest has reported so far."""
         return self._told.read_text(errors='replace')
 
     def is_checked(self):
-        """Whether the disk was found right, so that it writes now."""
+        """Return whether the guest found the disk right, and writes now."""
         return 'guest: checked\n' in self.text()
 
     def last(self):
-        """The last job that is on the disk, as far as it has told; or 0."""
+        """Return the last job reported to be on the disk; or 0."""
         told = re.findall(r'guest: written (\d+)\n', self.text())
         return int(told[-1]) if told else 0
 
     def has_sectors(self, count):
-        """Whether its disk has so many, as far as it has told."""
+        """Return whether the guest has reported this size of its disk."""
         return f'guest: sectors {count}\n' in self.text()
 
     def wait_for(self, condition):
@@ -261,7 +261,7 @@ class Guest:
         return self.text() + self._console.read_text(errors='replace')
 
     def kill(self):
-        """As a host does that loses its power."""
+        """Kill the guest, as a power failure of its host does."""
         self.process.kill()
         self.process.wait(nbd.LIMIT)
 
