@@ -20,7 +20,7 @@ REGEX = r'^tempest\.api\.image'
 
 
 def say(text):
-    # In one piece: several services say something at once.
+    # Write in one call: several services print at the same time.
     sys.stdout.write(f'tools/cloud: {text}\n')
     sys.stdout.flush()
 
@@ -34,7 +34,7 @@ def near(path):
 
 @contextlib.contextmanager
 def alone(cloud):
-    """One command at a time changes a cloud."""
+    """Hold the lock, so that one command at a time changes a cloud."""
     with open(cloud.directory / 'lock', 'a') as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +54,7 @@ def install(environments):
         try:
             status = process.wait()
         except BaseException:
-            # It ends what it has started.
+            # The process ends its own children.
             process.terminate()
             raise
     if status:
@@ -85,7 +85,7 @@ def up(cloud, args):
 
 
 def usage(cloud):
-    """Lines for a shell, and what they are for."""
+    """Yield lines for a shell, with comments."""
     yield f'PATH={pathlib.Path(sys.prefix) / "bin"}:$PATH'
     yield f'. {near(cloud.directory / "openrc")}'
     yield 'openstack image list'
@@ -165,7 +165,7 @@ def arguments():
 
 
 def changed(args):
-    """The cloud, with what the options of `up` add to it."""
+    """Return the cloud, with the additions of `up`'s options."""
     both = {*args.host} & {*args.cached_host}
     if both:
         raise local_cloud.CloudError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barbican, which keeps the certificates of those who sign images.
+"""Barbican, which stores the certificates of users who sign images.
 
-Only a cloud that is asked for it has it running.
+Only a cloud that requests it runs it.
 """
 
 import base64
@@ -26,12 +26,12 @@ class Barbican(cloud_service.WsgiService):
         return f'config:{self.etc}/barbican-api-paste.ini'
 
     def environment(self):
-        # Where it looks for its configuration: no variable names another
+        # Barbican looks for its configuration here: no variable names another
         # place.
         return {**super().environment(), 'HOME': str(self.etc)}
 
     def _key(self):
-        """With which it encrypts what it keeps in the database."""
+        """Return the key that encrypts its secrets in the database."""
         path = self.directory / 'key'
         if not path.exists():
             path.write_bytes(base64.urlsafe_b64encode(os.urandom(32)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers started from Glance's images, and watched on their consoles.
 
-The images are those of :mod:`tests.cloud.disk_images`, whose servers say on
+The images are those of :mod:`tests.cloud.disk_images`, whose servers report on
 the console when they are up.
 """
 
@@ -32,7 +32,7 @@ _DOWNLOAD = r'GET /v2/images/{}/file => generated (\d+) bytes in (\d+) msecs'
 
 
 class Shown(NamedTuple):
-    """What the console of a server that is up shows."""
+    """Output on the console of a server that is up."""
 
     message: str
     #: how often its disk was started
@@ -40,7 +40,7 @@ class Shown(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What Glance says of a download, as its server."""
+    """Record of a download in the log of Glance, its server."""
 
     size: int
     seconds: float
@@ -58,7 +58,7 @@ def upload(connection, path, name, disk_format='raw', store=None):
                 f'{response.text}')
         return response
 
-    # The SDK's own call knows nothing of stores.
+    # The SDK's own call does not support stores.
     image = checked(connection.image.post('/images', json={
         'name': name, 'disk_format': disk_format,
         'container_format': 'bare'})).json()['id']
@@ -84,9 +84,9 @@ def create(connection, image, name, host=None):
 
 
 def read(console):
-    """What a console shows; None if its server is not up yet.
+    """Return the output on a console; None if its server is not up yet.
 
-    The server says it three times, and one of them has to be intact.
+    The server prints it three times, and one of them has to be intact.
     """
     if failed := FAILED.search(console):
         raise cloud_service.CloudError(f'a server says {failed[0]!r}')
@@ -98,9 +98,9 @@ def read(console):
 
 
 def shown(connection, server):
-    """What its console shows; None if it is not up yet.
+    """Return the output on a server's console; None if it is not up yet.
 
-    A console that is not there yet, too, is not up.
+    A server whose console does not exist yet is not up, either.
     """
     response = connection.compute.post(
         f'/servers/{server}/action', json={'os-getConsoleOutput': {}})
@@ -111,7 +111,7 @@ def shown(connection, server):
 
 
 def wait_until_up(connection, server):
-    """What its console shows when it is up."""
+    """Return the output on the server's console, once it is up."""
     deadline = time.monotonic() + BOOT_TIMEOUT
     while True:
         found = connection.compute.get_server(server)
@@ -136,7 +136,8 @@ def snapshot(connection, server, name):
     deadline = time.monotonic() + IMAGE_TIMEOUT
     while True:
         found = connection.image.get_image(image.id)
-        # Nova lets nothing be done with the server before it knows, too.
+        # Until Nova has recorded it, too, Nova refuses operations on the
+        # server.
         if found.status == 'active' and connection.compute.get_server(
                 server).task_state is None:
             return image.id
@@ -162,7 +163,7 @@ def delete(connection, server):
 
 
 def downloads(cloud, image):
-    """All whole downloads of an image, from Glance's log."""
+    """Return all whole downloads of an image, from Glance's log."""
     log = cloud.glance.log.read_text(errors='replace')
     return [Download(int(size), int(milliseconds) / 1000)
             for size, milliseconds in re.findall(

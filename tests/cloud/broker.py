@@ -6,7 +6,7 @@ from tests.functional import rabbitmq
 
 
 class _Server(rabbitmq.RabbitMQ):
-    """One whose processes are in the cloud's record."""
+    """A broker whose processes are in the cloud's record."""
 
     def __init__(self, owner):
         state = owner.cloud.state
@@ -40,5 +40,5 @@ class Broker(cloud_service.Service):
         return _Server(self).answers()
 
     def consumers(self, queue):
-        """How many wait for messages of a queue."""
+        """Return the number of consumers of a queue."""
         return _Server(self).consumers(queue)

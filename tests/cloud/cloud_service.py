@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the services of a cloud have in common.
+"""Base classes of the services of a cloud.
 
-A :class:`Service` is started, asked and ended by name. Whatever it was started
-by: its processes are in the cloud's record. A service that runs as a WSGI
+A :class:`Service` is started, queried and ended by name. Its processes are in
+the cloud's record, whatever process started it. A service that runs as a WSGI
 application is a :class:`WsgiService`; Debian's uWSGI is not needed, since the
 checkout's own loads the application from the service's environment.
 """
@@ -23,18 +23,18 @@ from tests.functional import glance_server
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
-# Seconds. Generous: the machine may be busy, and nobody waits for them unless
-# something is wrong.
+# Seconds. Generous: the machine may be busy, and only an error takes this
+# long.
 START_TIMEOUT = 240
 COMMAND_TIMEOUT = 300
 STOP_TIMEOUT = 30
 POLL = 0.1
-# To ask Nova takes a fifth of a second of a processor.
+# A request to Nova takes a fifth of a second of a processor.
 MAX_POLL = 1.0
 
 
 class CloudError(Exception):
-    """What happened, to what, and what to do."""
+    """An event, the thing that it happened to, and the remedy."""
 
 
 class Cancelled(CloudError):
@@ -57,15 +57,15 @@ class Service:
     name = None
     #: The services that have to run when it starts.
     needs = ()
-    #: Of these, those that are on its own host.
+    #: The needed services that are on the same host.
     beside = ()
-    #: What it is called in what is said.
+    #: Its name in messages.
     title = None
-    #: Its type in Keystone's catalogue, and what follows the port in its URL.
+    #: Its type in Keystone's catalogue, and the path of its URL.
     catalogue = None
-    #: Whether it runs only where it is asked for.
+    #: Whether it runs only on request.
     optional = False
-    #: As whom it asks Keystone.
+    #: Its user in Keystone.
     user = None
     #: The directory below .services/ that it runs from; None: the checkout's
     #: own environment.
@@ -86,7 +86,7 @@ class Service:
         self.etc = cloud.directory / 'etc' / self.name
         self.log = cloud.directory / 'log' / f'{self.name}.log'
 
-    # -- what each one has -------------------------------------------------
+    # -- attributes of each service -------------------------------------------
 
     def prepare(self):
         """Once in a cloud's life, before the first start."""
@@ -99,15 +99,15 @@ class Service:
         raise NotImplementedError
 
     def answers(self):
-        """Whether it serves; an error says that it does not yet."""
+        """Return whether it serves; an error means not yet."""
         return True
 
     @property
     def told(self):
-        """What it reads when it starts, of what the next `up` may change."""
+        """Return the settings read at its start that `up` may change."""
         return None
 
-    # -- what all have -----------------------------------------------------
+    # -- attributes of all services -------------------------------------------
 
     def there(self, name):
         """The name of another service, on the same host."""
@@ -124,7 +124,7 @@ class Service:
 
     @property
     def address(self):
-        """For people."""
+        """Return its address for people."""
         return self.url
 
     @property
@@ -132,13 +132,13 @@ class Service:
         return self.cloud.state.processes(self.name)
 
     def running(self):
-        """Whether all that was started for it still runs."""
+        """Return whether all of its processes still run."""
         processes = self.processes
         return bool(processes) and all(
             process.poll() is None for process in processes)
 
     def is_current(self):
-        """Whether it runs, and was told what it would be told now."""
+        """Return whether it runs with its current settings."""
         return self.running() and (
             self.cloud.state.started_with(self.name) == self.told)
 
@@ -151,14 +151,14 @@ class Service:
             if not self.is_current():
                 if self.running():
                     self.stop()
-                # What a killed one may have left.
+                # A killed process may have left these.
                 self.kill()
                 self._once(self.prepare)
                 told = self.told
                 self.launch()
                 self.cloud.state.set_started_with(self.name, told)
-            # Also what runs: who started it may have been killed before it
-            # had seen an answer.
+            # Do this for a running service, too: the process that started it
+            # may have been killed before the first answer.
             self.wait_for(self.answers)
             self._once(self.furnish)
         except Cancelled:
@@ -200,7 +200,7 @@ class Service:
         leaders = {process.pid for process in processes}
         deadline = time.monotonic() + STOP_TIMEOUT
         rest = []
-        # One that is ending has no mark any more.
+        # A process that is ending has no mark any more.
         while rest := ([process for process in self.cloud.marked()
                         if process.session() in leaders]
                        + [process for process in rest
@@ -226,7 +226,7 @@ class Service:
 
     @property
     def _commands(self):
-        """The name under which what is not the service itself is recorded."""
+        """Return the name under which its commands are recorded."""
         return f'{self.name} commands'
 
     def spawn(self, command, env=None, cwd=None, name=None):
@@ -268,7 +268,7 @@ class Service:
                 f'{shlex.join(str(word) for word in command)}')
 
     def environment(self):
-        """Nothing of the caller's that anything heeds: no proxy, no LOGS."""
+        """Return an environment without variables such as proxies or LOGS."""
         return {
             'PATH': os.environ['PATH'],
             'HOME': str(self.directory),
@@ -297,7 +297,7 @@ class Service:
             pause = min(2 * pause, MAX_POLL)
 
     def state(self):
-        """In words: up, not started, down, or does not answer."""
+        """Return the state: up, not started, down, or does not answer."""
         if not self.processes:
             return 'not started'
         if not self.running():
@@ -329,8 +329,8 @@ class Service:
 class WsgiService(Service):
     """An OpenStack API under uWSGI, from an environment of its own."""
 
-    #: What uWSGI runs, and which of its options says so: by default a module
-    #: and what to call in it.
+    #: The application for uWSGI, and uWSGI's option for it: by default a
+    #: module and its callable.
     application = None
     loader = 'module'
     #: Processes that serve, and threads of each.

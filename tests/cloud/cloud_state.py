@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud has to know when another process goes on with it.
+"""The state of a cloud, for the next process that continues with it.
 
 One file, ``state.json``, replaced as a whole: ports, addresses, the processes
 of each service, the compute hosts, whether there is a second site, whether
-groups move to Swift, what was prepared, the stores of Glance, the services
+groups move to Swift, the preparations done, the stores of Glance, the services
 that are wanted, and the one password.
 """
 
@@ -93,7 +93,7 @@ class State:
             self._save()
 
     def forget_processes(self, name, *processes):
-        """Those given, or all that the service has."""
+        """Forget the given processes, or all of the service."""
         gone = [[process.pid, process.started] for process in processes]
         with self._lock:
             self._all['processes'][name] = [
@@ -111,11 +111,11 @@ class State:
 
     @property
     def is_used(self):
-        """Whether anything was ever started."""
+        """Return whether anything was ever started."""
         return bool(self._all['prepared'])
 
     def started_with(self, name):
-        """What a service was told when it was started last."""
+        """Return the settings of a service at its last start."""
         return self._all['started_with'].get(name)
 
     def set_started_with(self, name, told):
@@ -144,7 +144,7 @@ class State:
 
     @property
     def site(self):
-        """Whether there is a second site."""
+        """Return whether there is a second site."""
         return self._all['site']
 
     def set_site(self):
@@ -154,7 +154,7 @@ class State:
 
     @property
     def swift(self):
-        """Whether groups of the repository move to Swift."""
+        """Return whether groups of the repository move to Swift."""
         return self._all['swift']
 
     def set_swift(self):

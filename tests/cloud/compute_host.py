@@ -3,9 +3,9 @@
 
 A :class:`Host` is a process that sleeps in new namespaces, and a pair of
 virtual interfaces, a link, between these and the machine, on which all other
-services run. Namespaces without a name, and an interface that is named after
-the process: so nothing can collide with another cloud's, and of a process that
-is killed nothing is left when those that it started in there are gone.
+services run. The namespaces have no name, and the interface is named after the
+process: so nothing can collide with another cloud's. If the process is killed,
+the namespaces disappear with the last process in them.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ import subprocess
 
 from tests.cloud import cloud_service
 
-#: What has to be installed, and what it is in.
+#: Programs that have to be installed, and their packages.
 PROGRAMS = {'ip': 'iproute2', 'tc': 'iproute2', 'nsenter': 'util-linux',
             'unshare': 'util-linux'}
 COMMAND_TIMEOUT = 60
 #: The interface at a host's end of its link.
 UPLINK = 'uplink'
-#: Bytes that pass at once through a link that is limited: at least what one
-#: tick of the kernel's clock (4 ms) allows.
+#: Bytes that pass at once through a link that is limited: at least the amount
+#: for one tick of the kernel's clock (4 ms).
 BURST = 64 << 10
 TICKS = 250
 
@@ -64,12 +64,12 @@ class Host(cloud_service.Service):
         self.title = f'compute host {name}'
         self.cache = cache
         super().__init__(cloud)
-        # Those that are not on a host need all hosts; a host needs nothing.
+        # Services that are on no host need all hosts; a host needs none.
         self.needs = ()
 
     @property
     def ip(self):
-        """Its own address; the other end of the link has the cloud's."""
+        """Return its own address; the link's other end has the cloud's."""
         return self.cloud.state.address(self.name)
 
     @property
@@ -111,7 +111,7 @@ class Host(cloud_service.Service):
         holder = self.spawn(['unshare', '--net', '--uts', 'sh', '-c',
                              'hostname "$0" && exec sleep infinity',
                              self.name])
-        # It sleeps in its own namespaces.
+        # The holder sleeps in its own namespaces now.
         self.wait_for(lambda: pathlib.Path(
             f'/proc/{holder.pid}/comm').read_text() == 'sleep\n')
         here = ['ip', 'address', 'add', self.cloud.address, 'peer', self.ip,
@@ -147,14 +147,14 @@ class Host(cloud_service.Service):
                 f'{" ".join(map(str, command))}: {result.stderr.strip()}')
 
     def enter(self):
-        """What in front of a command has it run on this host."""
+        """Return the words before a command that run it on this host."""
         return [cloud_service.find('nsenter', 'util-linux'),
                 f'--target={self._pid}', '--net', '--uts']
 
     # -- the link ----------------------------------------------------------
 
     def limit(self, mbit):
-        """Let so many Mbit/s pass the link, each way; None: what can."""
+        """Limit the link to so many Mbit/s, each way; None: no limit."""
         for enter, name in (([], self.link), (self.enter(), UPLINK)):
             if mbit is None:
                 self._run(*enter, 'tc', 'qdisc', 'replace', 'dev', name,
@@ -169,7 +169,7 @@ class Host(cloud_service.Service):
         self._run('ip', 'link', 'set', self.link,
                   'up' if connected else 'down')
 
-    # What the machine's end has sent, the host has received.
+    # Bytes sent by the machine's end are bytes received by the host.
 
     def received(self):
         """Bytes that came over the link so far, with all headers."""

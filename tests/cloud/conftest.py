@@ -18,7 +18,7 @@ LOGS = pathlib.Path(__file__).resolve().parents[2] / '.log' / 'cloud'
 @pytest.fixture(scope='package')
 @needs.of('cloud')
 def cloud():
-    """All services, up. A test that stops one starts it again."""
+    """A cloud with all services up. A test that stops one starts it again."""
     with running() as one:
         yield one
 

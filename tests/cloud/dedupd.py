@@ -25,7 +25,7 @@ TIERING = {'tier_interval': 60, 'tier_age_hours': 1, 'tier_free_mib': 1024,
 
 
 class _Dedupd(cloud_service.Service):
-    """What those of both modes have."""
+    """Base of the daemon's services in both modes."""
 
     def client(self):
         return daemon_client.Client(f'unix:{self.socket}')
@@ -53,7 +53,7 @@ class Dedupd(_Dedupd):
 
     @property
     def _has_swift(self):
-        """Whether groups of its repository move to Swift."""
+        """Return whether groups of its repository move to Swift."""
         return self.cloud.state.swift
 
     @property
@@ -66,7 +66,7 @@ class Dedupd(_Dedupd):
 
     @property
     def address(self):
-        """Of the status page."""
+        """Return the URL of the status page."""
         return f'{self.url}/'
 
     @property
@@ -75,7 +75,7 @@ class Dedupd(_Dedupd):
 
     @property
     def listen(self):
-        """Where other hosts ask it."""
+        """Return the address for other hosts."""
         return (f'{self.cloud.address}:'
                 f'{self.cloud.state.port(f"{self.name}-listen")}')
 
@@ -100,12 +100,12 @@ class Dedupd(_Dedupd):
         authority.issue('operator')
 
     def _of_the_store(self):
-        """What it and the store have in common."""
+        """Return the settings that it shares with the store."""
         return {name: self.cloud.dedup_store.get(f'dedup_store_{name}')
                 for name in ('datadir', 'filter_dir', 'filter_mib')}
 
     def _sections(self):
-        """Its configuration."""
+        """Return its configuration."""
         return {
             'DEFAULT': {
                 'debug': True,
@@ -120,9 +120,9 @@ class Dedupd(_Dedupd):
         }
 
     def common(self, store):
-        """Of [dedupd], what the daemon of any site has.
+        """Return the daemon's settings in [dedupd] for any site.
 
-        :param store: where the store is
+        :param store: the settings of the store
         """
         certificate = self.etc / 'server.pem'
         return {
@@ -153,11 +153,11 @@ class Cache(_Dedupd):
     title = 'the cache'
     needs = ('dedupd', 'glance')
     #: Whether it fetches blocks with the operator's certificate, not with the
-    #: tokens of those who want an image.
+    #: tokens of the users who request an image.
     trusted = False
     #: Of its configuration, further options of ``[cache]``.
     options: dict = {}
-    #: URLs of the caches of other hosts, which then may ask this one.
+    #: URLs of the caches of other hosts, which then may use this one.
     neighbours: list = []
 
     @property
@@ -174,12 +174,12 @@ class Cache(_Dedupd):
 
     @property
     def url(self):
-        """Of Glance, for who is on the host."""
+        """Return Glance's URL for processes on the host."""
         return f'http://127.0.0.1:{CACHE_PORT}'
 
     @property
     def listen(self):
-        """Where neighbours ask it, on its host's own address."""
+        """Return the address for neighbours, on the host's own interface."""
         return f'{self.host.ip}:{CACHE_PORT + 2}'
 
     def prepare(self):
@@ -237,16 +237,16 @@ class Cache(_Dedupd):
         })
 
     def _tls(self, storing):
-        """What has it listen; each host shows the same certificate."""
+        """Return the options of the listener; hosts share the certificate."""
         certificate = storing.etc / 'server.pem'
         return {'listen': self.listen, 'tls_cert': certificate,
                 'tls_key': certificate, 'tls_client_ca': storing.authority}
 
 
 class NovaBase:
-    """The process ``dedupd-nova-base`` beside a cache, while it is entered.
+    """The process ``dedupd-nova-base`` with a cache, while it is entered.
 
-    It looks at Glance's images each second.
+    It checks Glance's images each second.
 
     :param cache: which offers images once it was started with :attr:`options`,
         trusted
@@ -289,7 +289,7 @@ class NovaBase:
         subprocess.run(['umount', '-l', self.mounted], timeout=self.LIMIT)
 
     def link(self, image):
-        """Where Nova finds an image, once that is a link."""
+        """Wait until Nova's file of an image is a link; return its path."""
         path = self.base / base_links.name_of(image)
         self._cache.wait_for(path.is_symlink)
         return path

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Glance, with the stores that are given, and Keystone to ask."""
+"""Glance, with the given stores, and with Keystone."""
 
 from tests.cloud import cloud_service
 from tests.functional import glance_server
 
 
 class _Server(glance_server.GlanceServer):
-    """Its configuration; Glance's own policy."""
+    """Glance's configuration, with its own policy."""
 
     @staticmethod
     def policy():
@@ -28,13 +28,13 @@ class Glance(cloud_service.WsgiService):
         return self.cloud.state.glance
 
     def reconfigure(self, stores=None, default_store=None, options=None):
-        """Go on with other stores or options; None leaves what there is."""
+        """Restart with other stores or options; None leaves them."""
         self.stop()
         self.cloud.configure_glance(stores, default_store, options)
         self.start()
 
     def options(self):
-        """Of glance-api.conf, by section."""
+        """Return the options of glance-api.conf, by section."""
         cloud = self.cloud
         options = self.common_options()
         options['DEFAULT']['transport_url'] = cloud.services[
@@ -47,7 +47,7 @@ class Glance(cloud_service.WsgiService):
         return options
 
     def common_options(self):
-        """What every Glance of the cloud has."""
+        """Return the options of every Glance in the cloud."""
         keystone = self.cloud.services['keystone']
         return {
             'DEFAULT': {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of Glance, as one gives them to ``tools/cloud up --glance``.
+"""Settings of Glance, as users give them to ``tools/cloud up --glance``.
 
 A setting is ``SECTION.OPTION=VALUE``. The section may be left out if only one
-knows the option; stores come first. What an option is, and which values it
-takes, is asked of Glance, of its libraries and of the stores themselves.
+has the option; stores come first. Glance, its libraries and the stores define
+the options and their values.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from oslo_config import cfg
 
 from tests.cloud import cloud_service
 
-#: Who lists Glance's options, apart from its stores.
+#: Namespaces of Glance's options, apart from its stores.
 NAMESPACES = (
     'glance', 'glance.api', 'keystonemiddleware.auth_token',
     'oslo.concurrency', 'oslo.db', 'oslo.limit', 'oslo.log', 'oslo.messaging',
@@ -25,7 +25,7 @@ INTERNAL = ('os_glance_staging_store', 'os_glance_tasks_store')
 
 
 def parse(words, stores):
-    """Settings by section and option, in the order in which they are given.
+    """Return settings by section and option, in the given order.
 
     :param words: of the form ``[SECTION.]OPTION=VALUE``
     :param stores: Glance's stores by name, with their types
@@ -47,16 +47,16 @@ def parse(words, stores):
 
 
 def _load(group, names):
-    """What the entry points of these names are, by name."""
+    """Return the objects of these entry points, by name."""
     with warnings.catch_warnings():
-        # Of eventlet, which Glance still imports.
+        # Eventlet warns, and Glance still imports it.
         warnings.simplefilter('ignore')
         return {name: entry.load() for name in names
                 for entry in metadata.entry_points(group=group, name=name)}
 
 
 class _Known:
-    """All options that Glance has, with these stores."""
+    """All options of Glance with these stores."""
 
     def __init__(self, stores):
         self._stores = list(stores)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keystone, with the users, projects and endpoints of the whole cloud.
 
-Everybody has the checkout's one password. Users are `admin`, `demo`, and one
-in the project `service` for each service that asks Keystone who somebody is.
+All users have the checkout's one password. Users are `admin`, `demo`, and one
+in the project `service` for each service that validates tokens in Keystone.
 """
 
 import base64
@@ -40,9 +40,8 @@ class Keystone(cloud_service.WsgiService):
             'credential': {'key_repository': self.directory / 'credential'},
             # A quarter of a second for each log-in otherwise.
             'identity': {'password_hash_rounds': 4},
-            # Without a cache, a check of a token takes half a second of a
-            # slow processor. This one is the process's own, of which there is
-            # one.
+            # Without a cache, a check of a token takes half a second of a slow
+            # processor. This one is the process's own, of which there is one.
             'cache': {'enabled': True, 'backend': 'dogpile.cache.memory'},
         })
 
@@ -79,7 +78,7 @@ class Keystone(cloud_service.WsgiService):
             '-'.join(['keystone', *(user for user, *_ in self._catalogue())]))
 
     def _catalogue(self):
-        """Users, types and URLs of the services beside Keystone."""
+        """Return users, types and URLs of the services besides Keystone."""
         return [(one.user, one.catalogue[0], f'{one.url}{one.catalogue[1]}')
                 for one in self.cloud.services.values()
                 if one.catalogue is not None]
@@ -98,7 +97,7 @@ class Keystone(cloud_service.WsgiService):
 
     @staticmethod
     def _make_keys(directory):
-        """What `keystone-manage fernet_setup` makes, without its seconds."""
+        """Make the files of `keystone-manage fernet_setup`, but faster."""
         directory.mkdir(mode=0o700, exist_ok=True)
         for name in ('0', '1'):
             (directory / name).write_bytes(
@@ -155,7 +154,7 @@ class Keystone(cloud_service.WsgiService):
             region_name=REGION)
 
     def middleware(self, user):
-        """What keystonemiddleware, or another client, wants to know."""
+        """Return the settings of keystonemiddleware, or another client."""
         return {
             'auth_type': 'password',
             'auth_url': f'{self.url}/v3',

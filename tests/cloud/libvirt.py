@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A libvirt of the cloud's own, in which its servers run.
 
-It is one for a single user, ``qemu:///session``: all that it has is below the
-cloud's directory, and the machine's own libvirt, its networks and its servers
-are not touched. That is what libvirtd is for everybody but root, so root
-starts it as somebody else, in a user namespace.
+It is one for a single user, ``qemu:///session``: all of its files are below
+the cloud's directory, and it does not touch the machine's own libvirt,
+networks and servers. libvirtd runs like that for every user except root, so
+root starts it as another user, in a user namespace.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tests.cloud import live_process
 
 #: The longest path of a Unix socket below the cloud's directory.
 SOCKET = 'var/h1/libvirt/qemu/lib/domain-100-instance-00000001/monitor.sock'
-#: What has to be installed, and what it is in.
+#: Programs that have to be installed, and their packages.
 PROGRAMS = {'libvirtd': 'libvirt-daemon', 'virsh': 'libvirt-clients',
             'unshare': 'util-linux',
             'qemu-system-x86_64': 'qemu-system-x86'}
@@ -39,7 +39,7 @@ class Libvirt(cloud_service.Service):
 
     @property
     def uri(self):
-        """What nova-compute connects to."""
+        """Return the URI for nova-compute."""
         return f'qemu+unix:///session?socket={self.socket}'
 
     @property
@@ -48,12 +48,12 @@ class Libvirt(cloud_service.Service):
 
     @property
     def pki(self):
-        """Where a server's QEMU has its files for TLS over NBD."""
+        """Return the directory of QEMU's files for TLS over NBD."""
         return self.directory / 'pki'
 
     def environment(self):
-        # Its configuration and its servers' files are then in `directory`.
-        # Who asks one that is down does not start another.
+        # Its configuration and its servers' files are then in `directory`. A
+        # client does not start another libvirtd if it is down.
         return {**super().environment(),
                 'LIBVIRT_AUTOSTART': '0',
                 'XDG_CONFIG_HOME': str(self.directory.parent),
@@ -63,7 +63,7 @@ class Libvirt(cloud_service.Service):
     def prepare(self):
         (self.directory / 'run').mkdir(mode=0o700, exist_ok=True)
         self.pki.mkdir(exist_ok=True)
-        # The machine's virtlogd is not asked for anything, nor its AppArmor.
+        # The machine's virtlogd and AppArmor are not used.
         (self.directory / 'qemu.conf').write_text(
             'stdio_handler = "file"\nsecurity_driver = "none"\n'
             f'nbd_tls_x509_cert_dir = "{self.pki}"\n')

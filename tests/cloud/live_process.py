@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that outlive who started them.
+"""Processes that outlive their parent.
 
 A cloud is started by one process and ended by another, so each process is
 recorded with the time at which it started: a number that the system has given
 to another process meanwhile is never signalled. Each leads a session and has
-the cloud's directory in its environment, by which its children are known once
-it is gone.
+the cloud's directory in its environment, which identifies its children once it
+is gone.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ UNMOUNT_TIMEOUT = 60
 
 
 def free_address():
-    """One that no link of this machine has, of those for measurements."""
+    """Return an address that no link of this machine has, for measurements."""
     while True:
         address = (f'198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}'
                    f'.{1 + secrets.randbelow(254)}')
@@ -40,15 +40,15 @@ def free_address():
 
 
 def _stat(pid):
-    """Whether it lives, session and start of a process; None if it is gone."""
+    """Return life, session and start of a process; None if it is gone."""
     try:
         text = pathlib.Path(f'/proc/{pid}/stat').read_text()
     except OSError:
         return None
-    # What stands before is the program's name, which may contain anything.
+    # The program's name before the parenthesis may contain anything.
     fields = text.rpartition(')')[2].split()
-    # What is left of one that ended holds nothing any more once it is alone:
-    # its other threads may take a while to end.
+    # A zombie holds nothing any more once it is alone: its other threads may
+    # take a while to end.
     lives = fields[0] not in 'ZX' or int(fields[17]) > 1
     return lives, int(fields[3]), int(fields[19])
 
@@ -67,7 +67,7 @@ def marked(directory):
 
 
 def mounts_below(directory):
-    """Where something is mounted in a directory, the latest first."""
+    """Return the mount points in a directory, the latest first."""
     lines = pathlib.Path('/proc/self/mountinfo').read_text().splitlines()
     # Blanks, and some other bytes, are written as octal numbers.
     places = [pathlib.Path(re.sub(
@@ -92,7 +92,7 @@ def unmount_below(directory):
 
 
 class Process:
-    """A process by its number and start; what Popen can, of anybody's child.
+    """A process by its number and start, with Popen's methods.
 
     :param pid: its number
     :param started: when it started, in ticks of the system's clock since boot
@@ -115,12 +115,12 @@ class Process:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True,
             env=environment, **options)
-        # Reaped by poll(), or by whoever adopts it when we end.
+        # poll() reaps it, or its next parent does when this process ends.
         child.returncode = 0
         return cls.of(child.pid)
 
     def poll(self):
-        """None while it runs; then 0, or its status if it is our child."""
+        """Return None while it runs; then 0, or our child's status."""
         status = 0
         with contextlib.suppress(ChildProcessError):
             pid, waited = os.waitpid(self.pid, os.WNOHANG)

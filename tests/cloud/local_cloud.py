@@ -10,9 +10,10 @@
 
 Below the directory are ``etc/NAME/``, ``log/NAME.log`` and ``var/NAME/`` for
 each service, the stores in ``stores/NAME``, and, for clients, ``clouds.yaml``
-and ``openrc``. All is on loopback, unless there are compute hosts beside it
-(:mod:`tests.cloud.compute_host`). :class:`~tests.cloud.cloud_state.State` is
-what makes a cloud outlive the process that started it.
+and ``openrc``. All is on loopback, unless the cloud has compute hosts
+(:mod:`tests.cloud.compute_host`). By its
+:class:`~tests.cloud.cloud_state.State` a cloud outlives the process that
+started it.
 """
 
 import concurrent.futures
@@ -53,9 +54,9 @@ SERVICES = (mariadb.MariaDB, broker.Broker, keystone_service.Keystone,
             swift_service.Swift, dedupd.Dedupd, glance_service.Glance,
             barbican.Barbican, placement.Placement, neutron.Neutron,
             nova.Api, nova.Conductor, nova.Scheduler)
-#: What the other site has, if there is one.
+#: The services of the other site, if there is one.
 OTHER = (second_site.Dedupd, second_site.Glance)
-#: What a compute host has.
+#: The services of a compute host.
 COMPUTE = (libvirt.Libvirt, nova.Compute)
 
 LOOPBACK = '127.0.0.1'
@@ -77,21 +78,21 @@ export no_proxy={address} NO_PROXY={address}
 class Cloud:
     """A cloud in a directory, running or not.
 
-    :param directory: where all of it is; empty, missing, or a cloud's
+    :param directory: for all of its files; empty, missing, or a cloud's
     :param stores: Glance's stores by name; of each its ``type`` and options.
-        What a store of the type `dedup` or `file` keeps is in
+        A store of the type `dedup` or `file` has its data in
         ``stores/NAME`` unless the options say otherwise. If not given, those
         that the cloud had; at first `dedup` and `file`.
     :param default_store: the first if not given
     :param glance_options: more of glance-api.conf, by section
     :param hosts: compute hosts of their own, by names of two letters, and
         whether each has a cache; besides those that the cloud had. If there
-        are none, its one compute host is where all else is
+        are none, its one compute host is the machine of all other services
     :param site: whether to have a second site, besides what the cloud had
     :param swift: whether groups move to Swift, if the cloud is new or had that
     :param settings: of Glance, of the form ``[SECTION.]OPTION=VALUE``, besides
         those that the cloud had
-    :param say: called with lines about what is done
+    :param say: called with lines about the progress
     """
 
     def __init__(self, directory, stores=None, default_store=None,
@@ -107,7 +108,7 @@ class Cloud:
                 stores or {'dedup': {'type': 'dedup'},
                            'file': {'type': 'file'}},
                 default_store, glance_options)
-        # All are looked at before any is recorded.
+        # All are checked before any is recorded.
         all_hosts = hosts and compute_host.joined(self.state, hosts)
         if swift:
             self._require_no_other_repository()
@@ -160,7 +161,7 @@ class Cloud:
         for name in ('tmp', 'log', 'stores'):
             (place / name).mkdir(exist_ok=True)
 
-    # -- what Glance is to have --------------------------------------------
+    # -- Glance's settings ----------------------------------------------------
 
     @property
     def settings(self):
@@ -193,11 +194,11 @@ class Cloud:
 
     @property
     def repository(self):
-        """Of the first store of the type dedup; None if there is none."""
+        """Return the path of the first dedup store; None if there is none."""
         return self.dedup_store.get('dedup_store_datadir')
 
     def configure_glance(self, stores=None, default_store=None, options=None):
-        """What Glance has from its next start on; None leaves it."""
+        """Set Glance's settings from its next start on; None leaves one."""
         there = self.state.glance or {'options': {}, 'settings': {}}
         if stores is not None:
             default_store = default_store or next(iter(stores))
@@ -224,7 +225,7 @@ class Cloud:
                 'down, and then tools/cloud up with all options.')
 
     def _placed(self, stores):
-        """Stores with what they were not given."""
+        """Return the stores with defaults for their missing options."""
         placed = {}
         first = True
         for name, options in stores.items():
@@ -267,7 +268,7 @@ class Cloud:
 
     @property
     def address(self):
-        """Where all listen that compute hosts ask."""
+        """Return the listening address for compute hosts."""
         if not self.state.hosts:
             return LOOPBACK
         return self.state.address('cloud')
@@ -277,7 +278,7 @@ class Cloud:
         return self.services['mariadb'].database(name)
 
     def marked(self):
-        """All processes of this cloud, recorded or not."""
+        """Return all processes of this cloud, recorded or not."""
         return live_process.marked(self.directory)
 
     def check(self):
@@ -338,12 +339,12 @@ class Cloud:
         return sorted(used - {None})
 
     def _wanted(self, services):
-        """Services and what they need; all that are not optional if none."""
+        """Return services and their needs; by default non-optional ones."""
         return self._closure(services or [
             name for name, one in self.services.items() if not one.optional])
 
     def _closure(self, names):
-        """Services and what they need, in the order of `services`."""
+        """Return services and their needs, in the order of `services`."""
         wanted = set()
         todo = list(names)
         while todo:
@@ -358,10 +359,10 @@ class Cloud:
         return [name for name in self.services if name in wanted]
 
     def up(self, services=None):
-        """Start what does not run, what is independent side by side.
+        """Start stopped services, independent ones in parallel.
 
-        :param services: names of those that are wanted, besides what they
-            need; all that are not optional if not given
+        :param services: names of the wanted ones, besides their needs; all
+            that are not optional if not given
         """
         names = self._wanted(services)
         free = shutil.disk_usage(self.directory).free >> 20
@@ -397,7 +398,7 @@ class Cloud:
                         futures.values()):
                     future.result()
             except BaseException:
-                # Those that still start end themselves.
+                # The services that still start end themselves.
                 self._cancelled.set()
                 raise
 
@@ -429,11 +430,11 @@ class Cloud:
                             if name in self.services[user].needs]
                      for name in names}, self._stop)
         finally:
-            # What was started by one that was killed before it recorded it.
+            # A killed command may not have recorded its last process.
             for process in self.marked():
                 process.kill()
                 process.wait(cloud_service.STOP_TIMEOUT)
-        # Else what is mounted there would be removed, too.
+        # Otherwise the content of its mounts would be removed, too.
         live_process.unmount_below(self.directory)
         if not keep:
             shutil.rmtree(self.directory)

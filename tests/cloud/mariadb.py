@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MariaDB: a server of the cloud's own, its data in the cloud's directory.
 
-It runs as whoever starts the cloud, root too: all that it serves is this one
-cloud, and no other user could enter a directory that may be private.
+It runs as the user that starts the cloud, root too: it serves only this cloud,
+and no other user could enter a directory that may be private.
 """
 
 import os
@@ -15,7 +15,7 @@ import pymysql
 from tests.cloud import cloud_service
 
 _PROGRAM = '/usr/sbin/mariadbd'
-# Of all services: what is theirs is in databases of different names.
+# One user for all services, whose databases have different names.
 _USER = 'openstack'
 _KEPT = cloud_service.TOP / '.services' / 'databases'
 
@@ -47,8 +47,9 @@ class MariaDB(cloud_service.Service):
             'port': self.port,
             'max-connections': 1000,
             'skip-name-resolve': None,
-            # What the operating system has survives the server: enough here,
-            # where only processes die. Making tables is quicker so.
+            # Data in the operating system's cache survives the server's death:
+            # enough here, where only processes die. Making tables is quicker
+            # so.
             'innodb-flush-log-at-trx-commit': 2,
             'innodb-flush-method': 'nosync',
             'innodb-doublewrite': 0,
@@ -88,7 +89,7 @@ class MariaDB(cloud_service.Service):
             connect_timeout=30, read_timeout=120)
 
     def provide(self, user, distribution, names, migrate):
-        """New databases with the tables that a service wants.
+        """Make databases with the tables that a service needs.
 
         Migrations, step by step from a release of years ago, take most of the
         time in which a cloud starts; so their result is kept for the next
@@ -116,7 +117,7 @@ class MariaDB(cloud_service.Service):
                 cursor.execute(f"GRANT ALL ON {name}.* TO {_USER}@'%'")
 
     def kept(self, user, distribution, name):
-        """Return the path of what is kept for a version of a service."""
+        """Return the path of the file kept for a version of a service."""
         version = cloud_service.version(user.prefix, distribution)
         return _KEPT / f'{name}-{version}.sql'
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stub of Neutron: a network service that has no networks.
 
-It is the one stub of the cloud. An image store has nothing to do with
-networks, and servers are created with none; but Nova asks Neutron for the
-ports of each server all the same, and for the extensions. To every such
-question the answer is an empty list; anything else is an error, so that it is
-seen if Nova one day wants more.
+It is the one stub of the cloud. An image store does not use networks, and
+servers are created with none; but Nova still requests the ports of each
+server, and the extensions, from Neutron. The answer to each such request is an
+empty list; any other request is an error, which shows if Nova one day needs
+more.
 """
 
 import http.server

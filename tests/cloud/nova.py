@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nova: the API, conductor, scheduler, and compute hosts.
 
-All are one host, with one configuration, unless the cloud has compute hosts
-beside it. The API owns the databases: one for the API, one for cell0, and one
-for the cell that the hosts are in.
+All are one host, with one configuration, unless the cloud has compute hosts.
+The API owns the databases: one for the API, one for cell0, and one for the
+cell that the hosts are in.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def _options(one, directory):
     services = cloud.services
 
     def client(user):
-        """How Nova itself asks another service."""
+        """Return the options of Nova as a client of another service."""
         options = services['keystone'].middleware(user)
         for name in ('www_authenticate_uri', 'service_token_roles',
                      'service_token_roles_required'):
@@ -44,7 +44,7 @@ def _options(one, directory):
             'cpu_allocation_ratio': 16,
             'ram_allocation_ratio': 4,
             'graceful_shutdown_timeout': 5,
-            # Else the scheduler looks for hosts up to a minute later.
+            # Otherwise the scheduler looks for hosts up to a minute later.
             'periodic_fuzzy_delay': 0,
         },
         'api_database': {'connection': cloud.database('nova_api')},
@@ -56,15 +56,14 @@ def _options(one, directory):
         'glance': {'region_name': keystone_service.REGION},
         'conductor': {'workers': 1},
         'scheduler': {'workers': 1, 'discover_hosts_in_cells_interval': 2},
-        # Its steps that need root run as whoever runs the cloud, without
-        # sudo.
+        # Its steps that need root run as the cloud's user, without sudo.
         'nova_sys_admin': {'helper_command':
                            one.prefix / 'bin' / 'privsep-helper'},
         'vnc': {'enabled': False},
         'oslo_concurrency': {'lock_path': directory / 'lock'},
     }
     if isinstance(one, Compute):
-        # It asks the conductor, and complains if it need not.
+        # It uses the conductor, and logs an error if it need not.
         del options['api_database'], options['database']
         options['libvirt'] = {
             'connection_uri': services[one.there('libvirt')].uri,
@@ -88,7 +87,7 @@ class _Worker(cloud_service.Service):
     """A process of Nova's that takes calls from a queue."""
 
     environment_name = 'nova'
-    # They ask Keystone and Placement as they start.
+    # Workers connect to Keystone and Placement as they start.
     needs = ('nova-api', 'rabbitmq', 'keystone', 'placement')
 
     @property
@@ -147,7 +146,7 @@ class Compute(_Worker):
                 / 'instances')
 
     def forget_images(self):
-        """Delete those that no server has any more, as Nova does in a day."""
+        """Delete cached images that no server uses, as Nova does in a day."""
         for path in (self.instances / '_base').glob('*'):
             # dedupd-nova-base removes links at the same time.
             path.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement, which tells Nova where there is room for a server."""
+"""Placement, which finds hosts with room for a server for Nova."""
 
 from tests.cloud import cloud_service
 

@@ -16,7 +16,7 @@ REGION = 'RegionTwo'
 
 
 def register(identity, url):
-    """Tell Keystone of a region, and of the Glance that is there."""
+    """Register a region in Keystone, and the Glance there."""
     if not any(one.id == REGION for one in identity.regions()):
         identity.create_region(id=REGION)
     service = next(identity.services(type='image'))
@@ -27,7 +27,7 @@ def register(identity, url):
 
 
 def account(home):
-    """In clouds.yaml, who may give images a location at the second site.
+    """Return an account that may give images a location at the second site.
 
     :param home: the administrator's entry, at the first
     """
@@ -72,7 +72,7 @@ class Glance(glance_service.Glance):
 
     name = 'other/glance'
     title = 'Glance of the other site'
-    # It registers itself where the first one is already.
+    # It registers itself after the first Glance.
     needs = ('mariadb', 'keystone', 'other/dedupd')
     catalogue = None
     database = 'glance_other'

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Swift, to which groups of the first store of the type dedup may move.
 
-Only a cloud that is asked for it has it running: ``tools/cloud up --swift``
-has the repository attached to a container, too.
+Only a cloud that requests it runs it: ``tools/cloud up --swift`` attaches the
+repository to a container, too.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from tests.cloud import cloud_service
 from tests.cloud import keystone_service
 from tests.support import swift_server
 
-#: Who may use the containers of his project.
+#: Role of the users who may use the containers of their project.
 ROLE = 'swiftoperator'
 #: User, project and container of the repository.
 OWNER = 'glance-dedup'
@@ -40,7 +40,7 @@ class Swift(cloud_service.Service):
 
     @property
     def location(self):
-        """Where the repository has its objects."""
+        """Return the location of the repository's objects."""
         return object_location.parse(f'swift://{OWNER}/{PREFIX}',
                                      region=keystone_service.REGION)
 
@@ -59,7 +59,7 @@ class Swift(cloud_service.Service):
             return web.get(f'{self.url}/info', timeout=30).ok
 
     def furnish(self):
-        """The repository's user, what he logs in with, and his container."""
+        """Make the repository's user, its credentials, and its container."""
         keystone = self.cloud.services['keystone']
         with contextlib.closing(self.cloud.connect()) as admin:
             identity = admin.identity
@@ -83,6 +83,6 @@ class Swift(cloud_service.Service):
             own.object_store.create_container(name=OWNER)
 
     def attach(self, path):
-        """Attach a repository, which nobody maintains."""
+        """Attach a repository that has no maintainer."""
         with image_repository.Repository(path) as repo:
             prefix_owners.attach(repo, self.location, str(self.credentials))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs tempest against a cloud, and reads what came of it.
+"""Runs tempest against a cloud, and reads the results.
 
 :class:`Tempest` is a workspace of tempest, its configuration and its users.
-:class:`Images` serves what the tests download, and lets commands that tempest
-runs stop and start services: these belong to the process that started the
-cloud.
+:class:`Images` serves the files that the tests download, and lets commands
+that tempest runs stop and start services: these belong to the process that
+started the cloud.
 """
 
 import collections
@@ -36,7 +36,7 @@ LIST_TIMEOUT = 300
 
 OK, FAILED, SKIPPED = 'ok', 'failed', 'skipped'
 
-#: How a test ended, and what tempest said about it.
+#: Outcome of a test, and tempest's message about it.
 Result = collections.namedtuple('Result', 'outcome words')
 
 _LINE = re.compile(
@@ -66,9 +66,9 @@ def prefix():
 
 
 def options_of(cloud):
-    """Of tempest.conf, what follows from a cloud that is up.
+    """Return the options of tempest.conf that follow from a running cloud.
 
-    Servers are tried if it has a compute host, with an image that is built.
+    Servers are tested if it has a compute host, with an image that is built.
     """
     daemon = cloud.services['dedupd']
     options = {'dedup': {
@@ -98,7 +98,7 @@ class Tempest:
 
     :param cloud: one that is up
     :param directory: empty, missing, or an earlier workspace of the cloud
-    :param options: of tempest.conf, by section, beside those that any run
+    :param options: of tempest.conf, by section, besides those that any run
         against the cloud needs
     """
 
@@ -133,14 +133,14 @@ class Tempest:
             'DEFAULT': {'log_dir': self.directory, 'log_file': 'tempest.log'},
             'oslo_concurrency': {'lock_path': self.directory / 'lock'},
             'auth': {
-                # To make users for each class takes longer than its tests.
+                # Making users for each class takes longer than its tests.
                 'use_dynamic_credentials': False,
                 'test_accounts_file': self.etc / 'accounts.yaml',
             },
             'identity': {
                 'uri_v3': auth_url, 'auth_version': 'v3',
                 'region': keystone_service.REGION},
-            # As of the whole cloud, except for Nova, where it is up.
+            # As in the whole cloud, except for Nova, if it is up.
             'service_available': {
                 name: False for name in
                 ('cinder', 'neutron', 'nova', 'swift', 'horizon')},
@@ -151,11 +151,11 @@ class Tempest:
         (self.etc / 'tempest.conf').write_text(glance_server.ini(sections))
 
     def _make_accounts(self):
-        """Enough users for all workers: tempest gives each out once.
+        """Make enough users for all workers: tempest gives each out once.
 
-        A class may want a member and a reader of one project, a member of
+        A class may need a member and a reader of one project, a member of
         another, and an administrator. Members come first, because tempest
-        takes whoever is first where it wants just anybody.
+        takes the first user if a test needs just any user.
         """
         accounts = []
         with contextlib.closing(self.cloud.connect()) as admin:
@@ -200,7 +200,7 @@ class Tempest:
             try:
                 process.wait(seconds)
             finally:
-                # Its workers, too.
+                # Kill its workers, too.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, 9)
                 process.wait()
@@ -236,7 +236,7 @@ def short(test_id):
 
 
 def read(text, names):
-    """The results in what tempest has printed, by name.
+    """Return the results in tempest's output, by name.
 
     A class that is skipped, or fails, before its tests has a result, and its
     tests have none.
@@ -261,7 +261,7 @@ def read(text, names):
     for name in names:
         results[name] = found.pop(name, None) or classes.get(
             name.rpartition('.')[0], Result('missing', ''))
-    # What fails after the tests of a class.
+    # These failed after the tests of a class.
     results.update((f'{name}.tearDownClass', result)
                    for name, result in classes.items()
                    if result.outcome == FAILED)
@@ -270,7 +270,7 @@ def read(text, names):
 
 
 def _failure(lines):
-    """What is printed below a test that failed."""
+    """Return the text below a test that failed."""
     words = []
     for line in lines:
         if _LINE.match(line) or line.startswith('====='):
@@ -280,10 +280,10 @@ def _failure(lines):
 
 
 class Images:
-    """An HTTP server with what the tests download; stops and starts services.
+    """An HTTP server for the tests' downloads; stops and starts services.
 
     :param cloud: whose services are stopped and started
-    :param directory: where to put the images
+    :param directory: for the images
     """
 
     def __init__(self, cloud, directory):
@@ -342,4 +342,4 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(json.dumps(words).encode() + b'\n')
 
     def log_message(self, *args):
-        """Nothing."""
+        """Log nothing."""

@@ -29,7 +29,7 @@ OWN = 4
 
 
 class Sandbox:
-    """What a test makes in the cloud, by short names; gone after it."""
+    """Images and servers of a test in the cloud, deleted after it."""
 
     def __init__(self, cloud, directory):
         self.demo = cloud.connect('demo')
@@ -39,14 +39,14 @@ class Sandbox:
         self._servers = []
 
     def upload(self, message):
-        """An image whose servers show a message."""
+        """Upload an image whose servers show a message."""
         path = self._directory / 'image'
         disk_images.variant(disk_images.images().raw, path, message, OWN)
         self._images.append(boot.upload(self.demo, path, message))
         return self._images[-1]
 
     def server(self, image):
-        """A server that is up; its id and what it shows."""
+        """Start a server; return its id and its output, once it is up."""
         self._servers.append(boot.create(self.demo, image, 'server'))
         return self._servers[-1], boot.wait_until_up(
             self.demo, self._servers[-1])
@@ -77,7 +77,7 @@ def sandbox(cloud, tmp_path):
 
 
 def message():
-    """One that no image had before, nor Nova's cache of images."""
+    """Return a message that neither an image nor Nova's cache has."""
     return f'an image of the test {uuid.uuid4()}'
 
 
@@ -88,7 +88,7 @@ def cached(cloud, image):
 
 
 def unique_bytes(cloud):
-    """What the store's blocks are in all, after a collection."""
+    """Return the size of the store's blocks, after a collection."""
     client = cloud.services['dedupd'].client()
     done = client.wait('collect', client.start('collect'))
     assert done['error'] is None
@@ -97,7 +97,7 @@ def unique_bytes(cloud):
 
 @pytest.fixture(params=['qcow2', pytest.param('raw', marks=pytest.mark.long)])
 def snapshot_format(cloud, request, monkeypatch):
-    """What Nova makes snapshots as: by default what a server's disk is."""
+    """Format of Nova's snapshots: by default that of a server's disk."""
     if request.param == 'qcow2':
         yield request.param
         return
@@ -156,7 +156,7 @@ def test_boot_snapshot_boot(cloud, sandbox, snapshot_format):
     for image in (base, snapshot):
         with pytest.raises(exceptions.ImageNotFound):
             sandbox.repository.stat(image)
-    # What other tests' images had in common with these stays.
+    # Blocks shared with other tests' images stay.
     assert unique_bytes(cloud) <= before + LITTLE
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of a cloud read on the console of a server."""
+"""The tests of a cloud read the console of a server."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tests.support import daemons
 
 pytestmark = pytest.mark.slow
 
-# As a server says it, which has said something before.
+# A line of a server that has printed something before.
 LINE = ('glance-dedup: up: bc9145a63c9b54e57a907290b5670ebc '
         '2 a disk of mine\r\n')
 UP = 'SeaBIOS\r\n[    0.1] kernel\r\n' + 3 * LINE
@@ -32,7 +32,7 @@ def test_a_server_that_is_not_up_yet(length):
 
 @pytest.mark.parametrize('at', range(len(LINE) - 2))
 def test_a_stray_letter(at):
-    """One intact line is enough, and what is not intact is not believed."""
+    """One intact line is enough, and a damaged line is not used."""
     for stray in ('x', ' ', '3', '\n', '\ufffd'):
         for spoiled in (LINE[:at] + stray + LINE[at:],
                         LINE[:at] + stray + LINE[at + 1:]):
@@ -47,7 +47,7 @@ def test_a_server_that_gave_up():
 
 @pytest.mark.parametrize('message', ['a disk of mine', 'x', r'a\tb  $HOME "'])
 def test_the_servers_own_words(tmp_path, message):
-    """As its script says them, in a shell of this machine."""
+    """The server's script, in a shell of this machine, prints a valid line."""
     script = (daemons.ROOT / 'tools/build_boot_image').read_text()
     say, = re.findall(r'^say\(\) {.*?^}$', script, re.MULTILINE | re.DOTALL)
     up, = re.findall(r'^state=.*?^say "up: [^\n]*$', script,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Nova boots servers through the cache of its compute host.
 
-The host is in a network namespace; what came over its link is counted. Nova is
-as it is, but for ``endpoint_override``.
+The host is in a network namespace; the bytes over its link are counted. Nova
+has its usual settings, except for ``endpoint_override``.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ HOST = 'c1'
 MIB = 1 << 20
 #: MiB that no other image has.
 OWN = 4
-#: Of what the services say to each other while a server is started.
+#: Bytes of other messages between services during a server's start.
 CHATTER = 2 * MIB
 #: Mbit/s at which a download has a middle, and those at which it stays there;
-#: bytes that are the middle; and MiB that a host lacks whatever it has.
+#: bytes that are the middle; and MiB that no host has yet.
 SLOW = 40
 HELD = 1
 MIDDLE = 16 * MIB
@@ -50,7 +50,7 @@ def cloud(cloud_with_host):
 
 
 class Sandbox:
-    """What a test makes in the cloud, by short names; gone after it.
+    """Images and servers of a test in the cloud, which are deleted after it.
 
     :param account: of the user
     """
@@ -66,7 +66,7 @@ class Sandbox:
         self._servers = []
 
     def upload(self, own=OWN, size=0):
-        """An image whose servers show a message, which no other has.
+        """Upload an image whose servers show a unique message.
 
         :param size: MiB up to which random bytes follow the disk's partitions
         """
@@ -91,7 +91,7 @@ class Sandbox:
         return self._servers[-1]
 
     def server(self, image):
-        """A server that is up; its id and what it shows."""
+        """Start a server; return its id and its output, once it is up."""
         server = self.create(image)
         return server, boot.wait_until_up(self.user, server)
 
@@ -100,7 +100,7 @@ class Sandbox:
         return self._images[-1]
 
     def forget(self):
-        """Have Nova not keep the images whose servers are gone."""
+        """Delete the servers, and their images in Nova's cache."""
         while self._servers:
             boot.delete(self.user, self._servers.pop())
         self.compute.forget_images()
@@ -157,7 +157,7 @@ class Wire:
         return self._host.sent() - self._sent
 
 
-# -- what it is for -----------------------------------------------------------
+# -- the cache's purpose ------------------------------------------------------
 
 def test_a_similar_image_moves_less_than_a_tenth(cloud, sandbox):
     first, said = sandbox.upload()
@@ -175,14 +175,14 @@ def test_a_similar_image_moves_less_than_a_tenth(cloud, sandbox):
     assert OWN * MIB < wire.bytes() < size / 10
     assert plain(cloud, first) == plain(cloud, similar) == []
 
-    # What the host sends is stored, although it goes through the cache.
+    # The host's snapshot is stored, although it is sent through the cache.
     snapshot = sandbox.snapshot(server)
     with image_repository.Repository(cloud.repository) as repo:
         assert repo.stat(snapshot).size == sandbox.user.image.get_image(
             snapshot).size
     sandbox.forget()
 
-    # Nova asks anew, and Glance is asked anew; blocks are all here.
+    # Nova and the cache send new requests; the blocks are all here.
     asked = len(boot.downloads(cloud, similar))
     wire = Wire(sandbox)
     assert sandbox.server(similar)[1] == (also, 1)
@@ -205,10 +205,10 @@ def test_servers_of_one_image_at_once(cloud, sandbox):
     assert plain(cloud, image) == []
 
 
-# -- who may not --------------------------------------------------------------
+# -- refused requests ---------------------------------------------------------
 
 def ask(sandbox, token, path):
-    """What a process on the compute host is answered: status and body."""
+    """Return status and body of an answer to the compute host."""
     done = subprocess.run(
         [*sandbox.host.enter(), 'curl', '--silent', '--noproxy', '*',
          '--max-time', str(LIMIT), '--header', 'Accept:',
@@ -221,7 +221,7 @@ def ask(sandbox, token, path):
 
 
 def test_an_image_of_another_project(cloud, sandbox):
-    """It is here, and they get what Glance says."""
+    """A user of another project gets Glance's answer for a cached image."""
     image, said = sandbox.upload()
     assert sandbox.server(image)[1] == (said, 1)
     token = sandbox.user.session.get_token()
@@ -260,23 +260,23 @@ def stranger(cloud, identity):
 
 
 def direct(cloud, token, path):
-    """What Glance itself answers."""
+    """Return Glance's own answer."""
     client = cloud_service.glance_server.Client(
         cloud.glance.url, headers={'X-Auth-Token': token})
     status, _, body = client.request('GET', f'/v2/images/{path}', expect=())
     return status, body
 
 
-# -- what dies in the middle --------------------------------------------------
+# -- failures during a transfer -----------------------------------------------
 
 @contextlib.contextmanager
 def half_way(sandbox, image):
-    """A server whose image is half way to its host; its id."""
+    """Yield the id of a server whose image is half way to its host."""
     sandbox.host.limit(SLOW)
     wire = Wire(sandbox)
     server = sandbox.create(image)
     wait_until(lambda: wire.bytes() > MIDDLE, 'nothing comes')
-    # The rest takes minutes: longer than what the test does meanwhile.
+    # The rest takes minutes: longer than the test does.
     sandbox.host.limit(HELD)
     assert sandbox.user.compute.get_server(server).status == 'BUILD'
     yield server
@@ -295,7 +295,7 @@ def end(sandbox, server, said):
 
 
 def require_good(sandbox, image, said, became):
-    """All is as it was before, and a server that was not up can be again."""
+    """Require the same image as before, and that a failed server can start."""
     status, body = ask(sandbox, sandbox.user.session.get_token(),
                        f'{image}/file')
     found = hashlib.md5(body, usedforsecurity=False).hexdigest()
@@ -306,9 +306,9 @@ def require_good(sandbox, image, said, became):
         assert sandbox.server(image)[1] == (said, 1)
 
 
-#: What may become of a server: Glance has all that the storing host's dedupd
-#: has, and this goes on for a minute without Glance; but without the cache's
-#: there is nobody whom Nova could ask.
+#: Possible results for a server: Glance has all data of the storing host's
+#: dedupd, and dedupd works for a minute without Glance; but without the
+#: cache's daemon Nova has no source.
 KILLED = {'dedupd': ['up'], f'{HOST}/dedupd': ['ERROR'],
           'glance': ['up', 'ERROR']}
 
@@ -346,14 +346,14 @@ def test_killed_at_any_time(cloud, sandbox, seed):
     time.sleep(chosen.uniform(0, 3))
     sandbox.host.limit(None)
     cloud.services[name].start()
-    # Without Keystone the token cannot be asked about.
+    # Without Keystone the token cannot be validated.
     sandbox.again()
     require_good(sandbox, image, said, end(sandbox, server, said))
 
 
 @pytest.mark.long
 def test_a_token_is_revoked_in_the_middle(cloud, sandbox):
-    """And everybody who had seen that it was good has forgotten it."""
+    """The restart clears all caches of the revoked token."""
     image, said = sandbox.upload(MUCH)
     token = sandbox.user.session.get_token()
     with half_way(sandbox, image) as server:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenStack's own client, with what a cloud leaves for it."""
+"""OpenStack's own client works with the files of a cloud."""
 
 import json
 import os
@@ -17,7 +17,7 @@ LIMIT = 600     # seconds, for a loaded machine
 # Long: it waits for the whole cloud, and starts OpenStack's client.
 @pytest.mark.timeout(3 * LIMIT)
 def test_clients(cloud, tmp_path):
-    """The client works with what the cloud leaves for it, by any proxy."""
+    """The client works with the cloud's openrc, despite any proxy."""
     path = tmp_path / 'image'
     path.write_bytes(os.urandom(1 << 20))
 

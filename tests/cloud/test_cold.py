@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of Glance's images that are in Swift, whose users are Keystone's."""
+"""Groups of Glance's images are in Swift, which uses Keystone's users."""
 
 import contextlib
 import os
@@ -32,14 +32,14 @@ pytestmark = [
 #: Seconds. For a loaded machine.
 LIMIT = 600
 MIB = 1 << 20
-#: Seconds for which Keystone's tokens are good. The client library asks for
+#: Seconds for which Keystone's tokens are good. The client library requests
 #: another one half a minute before that.
 TOKEN_LIFE = 35
 
 
 @pytest.fixture(scope='module')
 def cloud():
-    """One whose repository is attached to Swift; without Nova at first."""
+    """A cloud whose repository is attached to Swift; without Nova at first."""
     with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
         one = local_cloud.Cloud(pathlib.Path(parent) / 'one', swift=True)
         with one:
@@ -48,7 +48,7 @@ def cloud():
 
 
 def tier(cloud):
-    """What the command moved, as it says itself."""
+    """Return the output of the command that moves groups."""
     result = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.entry', '--socket',
          cloud.services['dedupd'].socket, 'task', 'tier', '--all'],
@@ -90,14 +90,14 @@ def test_an_image_comes_out_of_swift(cloud, tmp_path):
         before = len(objects(cloud))
         said = tier(cloud)
         moved = len(objects(cloud)) - before
-        # Groups of 4 MiB; what is left of the last one stays.
+        # Groups of 4 MiB; the rest of the last one stays.
         assert moved >= 5, said
         forget(cloud)
         assert download(demo, image) == (200, content)
         assert forget(cloud) >= moved
         cloud.services['swift'].stop()
         try:
-            # What is in somebody's memory may come, and nothing wrong.
+            # Cached data may come, but no wrong data.
             with contextlib.suppress(exceptions.ChunkedEncodingError):
                 found = download(demo, image)
                 assert found[0] == 503 or found == (200, content)
@@ -154,7 +154,7 @@ def short_tokens(cloud):
 # Long: it waits until a token of TOKEN_LIFE seconds has expired.
 @pytest.mark.long
 def test_a_token_ends_in_the_middle_of_an_image(cloud, short_tokens):
-    """Keystone and Swift refuse it, and the next one is asked for."""
+    """Keystone and Swift refuse the token, and a new one is requested."""
     content = repositories.noise(13 * MIB, 2)
     with image_repository.Repository(cloud.repository) as repo:
         repositories.put(repo, 'middle', content)
@@ -174,7 +174,10 @@ def test_a_token_ends_in_the_middle_of_an_image(cloud, short_tokens):
 
 @pytest.mark.long
 def test_a_password_changes_in_the_middle_of_an_image(cloud):
-    """It is unavailable until the file has the new one; nothing restarts."""
+    """The image is unavailable until the file has the new password.
+
+    No process restarts.
+    """
     content = repositories.noise(13 * MIB, 3)
     file = pathlib.Path(cloud.services['swift'].credentials)
     before = file.read_text()

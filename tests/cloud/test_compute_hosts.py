@@ -31,14 +31,14 @@ pytestmark = [
 MIB = 1 << 20
 # Seconds. For a loaded machine.
 LIMIT = 120
-#: Reads what is sent to it.
+#: Reads all data sent to it.
 SINK = '''
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as source:
     while source.recv(1 << 20):
         pass
 '''
-#: Says who listens.
+#: Prints the server's answer.
 ASK = '''
 import http.client, socket, sys
 client = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=60)
@@ -58,7 +58,7 @@ def place():
 
 
 def on(host, program, *arguments):
-    """Run a Python program on a host; what it prints."""
+    """Run a Python program on a host; return its output."""
     done = subprocess.run(
         [*host.enter(), sys.executable, '-c', program,
          *map(str, arguments)], capture_output=True, text=True,
@@ -80,13 +80,13 @@ def wait_until_gone(link):
 
 
 def ask(cloud, host):
-    """What a host hears of the cloud's one service that starts at once."""
+    """Return the answer to a host of the service that starts at once."""
     return on(host, ASK, cloud.address,
               cloud.services['neutron'].port).split()
 
 
 def test_hosts_of_two_clouds(place):
-    """Each reaches its own cloud, by an address that no other has."""
+    """Hosts of two clouds reach their own cloud, by unique addresses."""
     clouds = [local_cloud.Cloud(place / name, hosts={'c1': True, 'p1': False})
               for name in ('one', 'two')]
     for cloud in clouds:
@@ -97,7 +97,7 @@ def test_hosts_of_two_clouds(place):
     for cloud in clouds:
         for name, host in cloud.hosts.items():
             assert ask(cloud, host) == [name, '200']
-    # Who goes on with it finds the hosts as they are.
+    # Another process that continues with the cloud finds the hosts unchanged.
     again = local_cloud.Cloud(place / 'one')
     assert {name: host.cache for name, host in again.hosts.items()} == {
         'c1': True, 'p1': False}
@@ -113,7 +113,7 @@ def test_hosts_of_two_clouds(place):
 
 
 def test_host_is_killed(place):
-    """Its link is gone with it; and it comes back at the same address."""
+    """A killed host's link disappears, and the next one has its address."""
     with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         cloud.up(['neutron'])
         host = cloud.hosts['p1']
@@ -127,7 +127,7 @@ def test_host_is_killed(place):
 
 
 def test_up_is_killed(place):
-    """With a host half made: the next one makes it whole."""
+    """After a killed `up` the next one completes the host."""
     with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         host = cloud.hosts['p1']
         cloud.up(['p1'])
@@ -138,7 +138,7 @@ def test_up_is_killed(place):
 
 
 def test_limit(place):
-    """Of what passes the link; bytes are counted."""
+    """The link has the limit, and counts its bytes."""
     with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         cloud.up(['neutron'])
         host = cloud.hosts['p1']
@@ -158,7 +158,7 @@ def test_limit(place):
             return time.monotonic() - began
 
         host.limit(16)
-        # But for the first burst.
+        # The first burst passes at once.
         least = (4 * MIB - compute_host.BURST - MIB // 4) * 8 / 16e6
         assert seconds(4 * MIB) > least
         # Within the limit it would take four minutes.
@@ -168,7 +168,7 @@ def test_limit(place):
 
 
 def test_without_root(place, monkeypatch):
-    """It says who may."""
+    """Without root the error names root."""
     monkeypatch.setattr(os, 'geteuid', lambda: 1000)
     cloud = local_cloud.Cloud(place / 'one', hosts={'p1': False})
     with pytest.raises(cloud_service.CloudError, match='only root can'):
@@ -177,7 +177,7 @@ def test_without_root(place, monkeypatch):
 
 
 def test_a_client_on_the_machine(place):
-    """Where nothing else is different but the address."""
+    """A client on the machine only needs the other address."""
     with local_cloud.Cloud(place / 'one', hosts={'p1': False}) as cloud:
         cloud.up(['neutron'])
         assert cloud.address in (cloud.directory / 'openrc').read_text()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services that Glance needs die while images are stored and read.
 
-What the user sees is Glance's own answer, as the page on troubleshooting has
-it; what is in the repository is whole; and once the service is back, the same
-works.
+The user gets Glance's own answer, as in the page on troubleshooting; the data
+in the repository is whole; and once the service is back, the same works.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ SIZE = 24 * MIB
 BACK = 120
 LIMIT = 120
 
-#: What Glance answers while a service is down. `begun`: to an upload that was
+#: Glance's answers while a service is down. `begun`: to an upload that was
 #: half there when the service was killed; the rest began later. `unknown`: to
 #: a token that Glance has not seen before.
 WHILE_DOWN = {
@@ -44,7 +43,7 @@ WHILE_DOWN = {
 
 
 class Client(glance_server.Client):
-    """A user with a token; what is not expected is an answer all the same."""
+    """A user with a token; an unexpected status is returned, too."""
 
     def __init__(self, url, token):
         super().__init__(url, timeout=LIMIT, headers={'X-Auth-Token': token})
@@ -98,7 +97,7 @@ def token(cloud):
 
 @pytest.fixture
 def user(cloud):
-    """A client whose token both workers of Glance know."""
+    """A client whose token both workers of Glance have cached."""
     client = Client(cloud.glance.url, token(cloud))
     for _ in range(10):
         client.request('GET', '/v2/images?limit=1')
@@ -108,7 +107,7 @@ def user(cloud):
 def recorded(cloud):
     """The images of the repository, of which nothing is half there."""
     repositories.require_clean(cloud.repository)
-    # The daemon counts what was committed, and takes away what died.
+    # The daemon counts committed images, and removes dead uploads.
     repositories.eventually(
         lambda: repositories.spool(cloud.repository) == [], 120)
     with repositories.open_repository(cloud.repository) as repo:
@@ -125,7 +124,7 @@ def down(cloud, name, how='kill'):
         yield
     finally:
         service.start()
-        # Those who use it take a while to reach it again.
+        # Clients of the service take a while to reach it again.
         for other in cloud.services.values():
             if other.processes:
                 other.wait_for(other.answers)
@@ -182,7 +181,7 @@ def test_killed(cloud, user, name):
 
     wait_until_back(cloud)
     kept = {source}
-    # What an upload that failed has left can be deleted, but not used.
+    # The rest of a failed upload can be deleted, but not used.
     if expected['begun'] != 204:
         assert user.show(target)['status'] == 'saving'
         assert user.upload(target, new, expect=()) == 409
@@ -196,7 +195,7 @@ def test_killed(cloud, user, name):
     assert user.status('DELETE', f'/v2/images/{doomed}') == (
         204 if expected['delete'] != 204 else 404)
     found = recorded(cloud) - before
-    # Glance could not note what was stored: whole, but nobody's.
+    # Glance could not record the stored image: it is whole, but an orphan.
     lost = {target} if expected['begun'] != 204 else set()
     assert found == kept | lost
     for image_id in {source, target, later}:
@@ -212,7 +211,7 @@ def test_killed(cloud, user, name):
 
 
 def delete_orphan(cloud, image_id):
-    """As the operator does; whether it was one."""
+    """Delete as the operator does; return whether it was an orphan."""
     result = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
          cloud.repository, 'glance', 'orphans', '--delete', '--older-than',
@@ -227,7 +226,7 @@ def delete_orphan(cloud, image_id):
 @pytest.mark.long
 @pytest.mark.parametrize('name', WHILE_DOWN)
 def test_a_user_who_comes_while_it_is_down(cloud, name):
-    """Without Keystone and its database nobody logs in; then all works."""
+    """Without Keystone or its database no login works; later all works."""
     data = os.urandom(MIB)
     with down(cloud, name, 'stop'):
         if name in ('keystone', 'mariadb'):

@@ -60,7 +60,7 @@ def copy(image, directory):
 
 
 class Server:
-    """One that libvirt runs.
+    """A server that libvirt runs.
 
     :param directory: for its console
     :param xml: its disk
@@ -83,7 +83,7 @@ class Server:
         self.virsh('create', str(self._domain))
 
     def shown(self):
-        """What it shows when it is up."""
+        """Return the server's output, once it is up."""
         self.wait_for(lambda: boot.read(self.text()))
         return boot.read(self.text())
 

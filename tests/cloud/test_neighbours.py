@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Nova boots servers on two hosts whose caches ask each other.
+"""A real Nova boots servers on two hosts whose caches use each other.
 
 One host has a link of 100 Mbit/s, the other one of 1 Gbit/s. They reach each
 other through the machine, as through a switch.
@@ -25,7 +25,7 @@ HOSTS = {'c1': 100, 'c2': 1000}
 
 @pytest.fixture(scope='module')
 def cloud():
-    """One with two compute hosts, whose caches know each other."""
+    """A cloud with two compute hosts, whose caches are neighbours."""
     with contextlib.ExitStack() as undo:
         one = undo.enter_context(
             conftest.running(hosts=dict.fromkeys(HOSTS, True)))
@@ -144,7 +144,7 @@ def test_the_first_host_dies_meanwhile(cloud, rack):
 
 @pytest.mark.long
 def test_both_start_from_links(cloud, rack):
-    """Nova downloads nothing; the caches share what the servers read."""
+    """Nova downloads nothing; the caches share the blocks that are read."""
     with linked(cloud, rack) as bases:
         image, said = rack.upload(own=test_cache.MUCH)
         for base in bases:
@@ -157,5 +157,5 @@ def test_both_start_from_links(cloud, rack):
         print(came)
         stored, lent = map(sum, zip(*came))
         assert stored < 0.75 * (stored + lent)
-        # Only what was inspected came from Glance.
+        # Only the inspected part came from Glance.
         assert set(test_cache.plain(cloud, image)) <= {test_cache.MIB}

@@ -55,7 +55,7 @@ def whole(sandbox):
 
 
 def kill_cache(sandbox):
-    """Whatever a server reads then waits until the daemon is back."""
+    """Kill and restart the cache; a server's reads wait until it is back."""
     sandbox.cache.kill()
     sandbox.cache.start()
 
@@ -76,12 +76,12 @@ def test_a_server_starts_from_a_link(cloud, base, sandbox):
     kill_cache(sandbox)
     assert boot.wait_until_up(sandbox.user, server) == (said, 1)
     assert path.is_symlink()
-    # Only what was inspected came from Glance.
+    # Only the inspected part came from Glance.
     assert set(test_cache.plain(cloud, image)) <= {MIB}
 
     sandbox.host.limit(None)
     test_cache.wait_until(lambda: whole(sandbox), 'it does not arrive')
-    # What is here stays, without Glance's image and without the daemon.
+    # The cached image stays, without Glance's image and without the daemon.
     sandbox.delete(image)
     sandbox.cache.kill()
     reboot(sandbox, server, said, 2)
@@ -91,7 +91,7 @@ def test_a_server_starts_from_a_link(cloud, base, sandbox):
 
 @pytest.mark.long
 def test_a_login_before_a_quarter_of_a_large_image(base, sandbox):
-    """Although the daemon is killed and the image is deleted meanwhile."""
+    """A login works early though daemon and image disappear meanwhile."""
     image, said = sandbox.upload(size=LARGE)
     base.link(image)
     sandbox.host.limit(SLOW)
@@ -108,7 +108,7 @@ def test_a_login_before_a_quarter_of_a_large_image(base, sandbox):
     assert not whole(sandbox)
     assert moved < LARGE * MIB / 4
 
-    # The storing host keeps what nobody else has any more.
+    # The storing host keeps blocks that no other host has.
     sandbox.host.limit(None)
     test_cache.wait_until(lambda: whole(sandbox), 'it does not arrive')
     sandbox.cache.kill()
@@ -139,7 +139,7 @@ def wait_until_shown(sandbox, server, wanted):
 
 @pytest.mark.long
 def test_rebuild_and_rescue(cloud, base, sandbox):
-    """They find their images in the same place."""
+    """Rebuild and rescue find their images in the same place."""
     image, said = sandbox.upload()
     other, also = sandbox.upload()
     base.link(image)

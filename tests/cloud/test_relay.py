@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Nova boots servers while its host's cache is dead, or dies.
 
-Nova asks the relay, which is before the cache.
+Nova uses the relay, which is before the cache.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ HOST = test_cache.HOST
 
 @pytest.fixture(scope='module')
 def cloud(cloud_with_host):
-    """One whose compute host has a relay before its cache."""
+    """A cloud whose compute host has a relay before its cache."""
     one = cloud_with_host
     cache = one.services[f'{HOST}/dedupd']
     text = one.directory / 'log' / 'relay'

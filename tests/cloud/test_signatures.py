@@ -2,9 +2,9 @@
 
 """Signed images: Barbican has the certificates, Glance verifies, we store.
 
-Who signs keeps a certificate in Barbican, as Glance's guide says. All is what
-runs in production: Keystone's tokens, Barbican, castellan, cursive, Glance
-under uWSGI; and a `file` store to compare with.
+A signer keeps a certificate in Barbican, as in Glance's guide. All services
+are those of production: Keystone's tokens, Barbican, castellan, cursive,
+Glance under uWSGI; and a `file` store to compare with.
 """
 
 import base64
@@ -43,7 +43,7 @@ Signer = collections.namedtuple('Signer', 'kind key certificate')
 
 @pytest.fixture(scope='module')
 def barbican(cloud):
-    """It stays up, as the rest of the cloud does."""
+    """Start Barbican, which stays up like the rest of the cloud."""
     cloud.up(['barbican'])
     return cloud.services['barbican']
 
@@ -58,9 +58,9 @@ def client(cloud):
 
 @pytest.fixture(scope='module')
 def signers(cloud, barbican):
-    """Of each kind of key, one whose certificate is in Barbican.
+    """Signers for each kind of key, with a certificate in Barbican.
 
-    And one, `foreign`, whose certificate belongs to another project.
+    One more, `foreign`, has a certificate of another project.
     """
     def signer(kind, key, owner='demo'):
         return Signer(kind, key, keep(cloud, owner, certificate(key)))
@@ -76,7 +76,7 @@ def signers(cloud, barbican):
 
 @pytest.fixture(scope='module', autouse=True)
 def nothing_half_there(cloud):
-    """What was refused has left nothing but garbage, if that."""
+    """Require that refused uploads have left at most garbage."""
     yield
     repositories.eventually(
         lambda: repositories.spool(cloud.repository) == [], LIMIT)
@@ -120,7 +120,7 @@ def sign(signer, data):
 
 
 def content(length, seed):
-    """With zeros and repetition, which are stored as references."""
+    """Return content with zeros and repetition, stored as references."""
     rng = random.Random(seed)
     unit = rng.randbytes(40960)
     data = bytearray()
@@ -173,7 +173,7 @@ def test_good_signature(cloud, client, signers, store, how, kind):
     ('dedup', 'chunks', 5 * MIB), ('dedup', 'chunks', -1),
     ('file', 'whole', 0)])
 def test_upload_of_changed_bytes(cloud, client, signers, store, how, at):
-    """One bit, anywhere: the image gets no data, and none is kept."""
+    """An image with one changed bit gets no data, and none is kept."""
     data = bytearray(content(9 * MIB + 321, at))
     image = client.create(**sign(signers['RSA-PSS'], bytes(data)))
     data[at] ^= 1
@@ -181,7 +181,7 @@ def test_upload_of_changed_bytes(cloud, client, signers, store, how, at):
     assert status == 400
     assert client.show(image['id'])['status'] == 'queued'
     assert nothing_is_left(cloud, store, image['id'])
-    # With the right ones it is accepted, under the same id.
+    # The right bytes are accepted, under the same id.
     data[at] ^= 1
     client.upload(image['id'], bytes(data), store=store)
     assert client.download(image['id']) == data
@@ -208,7 +208,7 @@ def test_bad_signature(cloud, client, signers, store, wrong):
     elif wrong == 'certificate':
         properties['img_signature_certificate_uuid'] = str(uuid.uuid4())
     elif wrong == 'project':
-        # It is right, but Barbican does not show the certificate.
+        # The signature is right, but Barbican does not show the certificate.
         properties = sign(signers['foreign'], data)
     else:
         properties['img_signature_key_type'] = 'ECC_SECP384R1'
@@ -253,7 +253,7 @@ def test_import_of_a_signed_image(cloud, client, signers, stores):
 
 @pytest.fixture
 def nova_verifies(cloud, monkeypatch):
-    """Nova boots what is signed, and nothing else."""
+    """Have Nova boot only signed images."""
     options = nova._options
     keystone = cloud.services['keystone']
 
@@ -276,7 +276,7 @@ def nova_verifies(cloud, monkeypatch):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nova(cloud, client, signers, nova_verifies, tmp_path):
-    """What the store hands out is what was signed."""
+    """Nova verifies that the store returns the signed image."""
     path = tmp_path / 'image'
     disk_images.variant(disk_images.images().raw, path, 'signed', 4)
     data = path.read_bytes()
@@ -294,7 +294,7 @@ def test_nova(cloud, client, signers, nova_verifies, tmp_path):
         with pytest.raises(cloud_service.CloudError, match='has failed'):
             boot.wait_until_up(user, server)
         user.compute.delete_server(server)
-    # The user is not told why.
+    # The user does not get the reason.
     log = cloud.services['nova-compute'].log.read_text()
     assert [word for word in ('succeeded', 'failed') if
             f'signature verification {word} for image {image["id"]}' in log
@@ -303,7 +303,7 @@ def test_nova(cloud, client, signers, nova_verifies, tmp_path):
 
 
 def test_barbican_that_is_down(cloud, client, signers, barbican):
-    """Nothing is stored that could not be verified."""
+    """An image that cannot be verified is not stored."""
     data = content(2 * MIB, 'down')
     image = client.create(**sign(signers['RSA-PSS'], data))
     barbican.kill()

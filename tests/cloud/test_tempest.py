@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """tempest's tests of Glance, and those of our plugin.
 
-``tempest/file.txt`` and ``tempest/dedup.txt`` say how each test of
-tempest.api.image ends where Glance has two file stores, and two of ours, and
-all else is the same. A run compares our stores with the lists; with
-``--long`` it tries the file stores, too. With GLANCE_DEDUP_RECORD set such a
-run writes the lists anew.
+``tempest/file.txt`` and ``tempest/dedup.txt`` have the result of each test of
+tempest.api.image with two file stores in Glance, and with two of ours, and the
+rest unchanged. A run compares our stores with the lists; with ``--long`` it
+tries the file stores, too. With GLANCE_DEDUP_RECORD set such a run writes new
+lists.
 
-Not all tests can run in one configuration, so those that the first one
-skips are tried in a second.  Those of disk formats need Nova, and have a test
-of their own.
+Not all tests can run in one configuration, so those that the first one skips
+are tried in a second.  Those of disk formats need Nova, and have a test of
+their own.
 """
 
 import contextlib
@@ -56,16 +56,16 @@ VARIES = {
         "name of the hash as soon as the image is active, which Glance's own "
         'task notes a moment later',
 }
-#: These tests run after all others, when what those have left is deleted. They
+#: These tests run after all others, when the images of those are deleted. They
 #: count the images that are shared with their user's project. The other worker
 #: may have another user of this project, with whom its tests share some.
 ALONE = '.ListSharedImagesTest.'
-#: What such a test says if it was too early.
+#: Message of such a test that was too early.
 TOO_EARLY = re.compile(r"MismatchError: 'sha512' != None")
 
 
 def stores(kind, directory):
-    """Two stores of a type, with weights, and one that only reads."""
+    """Return two stores of a type, with weights, and one that only reads."""
     option = {'dedup': 'dedup_store_datadir',
               'file': 'filesystem_store_datadir'}[kind]
     return {
@@ -77,11 +77,11 @@ def stores(kind, directory):
 
 
 def glance_options(cloud, images, strict):
-    """Glance with all that tests ask for.
+    """Return the options of Glance that the tests need.
 
     :param strict: as most tests, and most clouds, have it; otherwise those
         tests run that set locations, that take any bytes for an image of any
-        format, and that want no hashes
+        format, and that need no hashes
     """
     ports = [images.port, *(cloud.services[name].port
                             for name in ('glance', 'glance-remote'))]
@@ -133,7 +133,7 @@ class Suite:
         }
 
     def configure(self, kind, strict):
-        """Both Glances with stores of a type, and no images of another's."""
+        """Configure both Glances with a type of stores; delete all images."""
         if self._now == (kind, strict):
             return
         self._now = kind, strict
@@ -244,7 +244,7 @@ Totals
 
 
 def test_reading():
-    """What tempest prints is understood, and is all there."""
+    """The reader finds all results in tempest's output, or fails."""
     names = ['a.test_b.C.test_one', 'a.test_b.C.test_two',
              'a.test_b.D.test_one', 'a.test_b.E.test_one']
     results = tempest_run.read(PRINTED, names)
@@ -261,7 +261,7 @@ def test_reading():
 
 
 def test_lists():
-    """What passes with file stores passes with ours; what does not, why."""
+    """The same tests pass with our stores; skipped ones have a reason."""
     file, dedup = read_list('file'), read_list('dedup')
     assert file == dedup
     assert len(file) > 100
@@ -307,7 +307,7 @@ def test_options_of_the_plugin_are_documented():
 
 
 def plugin_options(cloud, images):
-    """Of tempest.conf, for our scenarios in the whole cloud."""
+    """Return the options of tempest.conf for our scenarios."""
     options = tempest_run.options_of(cloud)
     for what in ('stop', 'start'):
         options['dedup'][f'daemon_{what}_command'] = images.command(
@@ -350,7 +350,7 @@ IMAGES = {
 
 
 def make_manifest(directory):
-    """The images, and a file that tells tempest about them; its path."""
+    """Make the images, and their manifest for tempest; return its path."""
     directory.mkdir()
     for name, (image_format, options, _usable) in IMAGES.items():
         subprocess.run(
@@ -365,18 +365,18 @@ def make_manifest(directory):
 
 
 def image_of(test):
-    """Which image a test is about."""
+    """Return the name of a test's image."""
     return re.search(r'\(([\w-]+)\)$', test)[1]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_formats(cloud):
-    """Glance takes what it should, converts it, and Nova starts it.
+    """Glance accepts and converts the right images, and Nova starts them.
 
-    Nova refuses what is not of the format that it is said to have; to try
-    that, Glance must not be strict.  What is not safe Glance never takes, so
-    Nova cannot be tried with it.
+    Nova refuses an image whose format is not the declared one; to try that,
+    Glance must not be strict.  Glance never accepts unsafe images, so Nova
+    cannot be tried with one.
     """
     results = {}
     with tempfile.TemporaryDirectory(prefix='tempest-') as directory, \
@@ -388,7 +388,7 @@ def test_formats(cloud):
         options = plugin_options(cloud, images)
         options['image'] = {
             'images_manifest_file': make_manifest(place / 'formats')}
-        # From here on a server may be wanted without networks.
+        # From here on servers without networks are allowed.
         options['compute'].update(
             min_microversion='2.37', max_microversion='latest')
         tempest = tempest_run.Tempest(cloud, place / 'tempest', options)

@@ -49,7 +49,7 @@ def place():
 
 
 def tool(*words, status=0):
-    """Run tools/cloud; what it printed."""
+    """Run tools/cloud; return its output."""
     result = subprocess.run(
         [TOOL, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
@@ -76,16 +76,16 @@ def listens(one):
 
 
 def test_life(place):
-    """Up, asked, up again, one killed, mended, and down."""
+    """A cloud starts, reports, starts again, is repaired, and ends."""
     said = tool('up', '--dir', place, 'placement', 'dedupd')
     assert 'start Placement ...' in said and 'the cloud is up' in said
     before = table(place, 0)
-    # Those and what they need.
+    # The named services and their needs.
     assert list(before) == ['mariadb', 'rabbitmq', 'dedupd', 'placement']
     assert {state for state, _ in before.values()} == {'up'}
     placement = local_cloud.Cloud(place).services['placement']
     assert listens(placement)
-    # Nobody but the owner reads the password.
+    # Only the owner can read the password.
     assert place.stat().st_mode & 0o077 == 0
 
     said = tool('up', '--dir', place, 'placement')
@@ -113,7 +113,7 @@ def test_life(place):
 
 @pytest.mark.long
 def test_kept(place):
-    """Down with --keep leaves what is stored, and ends everything."""
+    """Down with --keep leaves the stored data, and ends everything."""
     tool('up', '--dir', place, 'placement')
     ports = json.loads((place / 'state.json').read_text())['ports']
     tool('down', '--dir', place, '--keep')
@@ -130,7 +130,7 @@ def test_kept(place):
     tool('down', '--dir', place)
 
 
-#: Settings that nobody can have, and what is said about each.
+#: Invalid settings, and the message about each.
 WRONG = {
     'dedup_store_codec=zip': 'Valid values are',
     'dedup_store_codek=zstd': 'write dedup_store_codec',
@@ -143,7 +143,7 @@ WRONG = {
 
 @pytest.mark.parametrize('word', WRONG)
 def test_wrong_setting(word):
-    """Said before anything starts, with what to do."""
+    """The error comes before anything starts, with the remedy."""
     stores = {'dedup': {'type': 'dedup'}, 'file': {'type': 'file'}}
     with pytest.raises(cloud_service.CloudError,
                        match='What to do:') as caught:
@@ -167,7 +167,7 @@ def test_settings():
 
 @pytest.mark.long
 def test_options(place):
-    """A second `up` adds to the cloud, and starts again what it changes."""
+    """A second `up` adds to the cloud, and restarts the changed services."""
     tool('up', '--dir', place, '--glance', 'dedup_store_codec=zstd',
          '--glance', 'dedup_store_filter_mib=8', 'glance', 'keystone')
     config = place / 'etc' / 'glance' / 'glance-api.conf'
@@ -188,7 +188,7 @@ def test_options(place):
     assert 'Glance has dedup.dedup_store_filter_mib=8' in noted
     assert (place / 'tempest' / 'etc' / 'tempest.conf').exists()
 
-    # What cannot be added changes nothing.
+    # An impossible addition changes nothing.
     assert 'without compute hosts' in tool(
         'up', '--dir', place, '--host', 'c1', status=2)
     assert table(place, 0) == after
@@ -256,7 +256,7 @@ def test_hosts_and_mounts(place):
 
 @pytest.mark.long
 def test_cannot_start(place):
-    """What does not start is named, with its log; the rest goes on."""
+    """A service that does not start is named, with its log; others go on."""
     cloud = local_cloud.Cloud(place)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -276,7 +276,7 @@ def test_cannot_start(place):
 def test_killed_up(place):
     """Down cleans up after an `up` that was killed in the middle.
 
-    A cloud beside it is left alone.
+    Another cloud on the machine is left alone.
     """
     other = place.with_name('other')
     tool('up', '--dir', other, 'neutron')
@@ -288,7 +288,7 @@ def test_killed_up(place):
         while not live_process.marked(place):
             assert up.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
-        # It is in the middle for as long as it is wanted there.
+        # The signal keeps it in the middle as long as the test needs.
         up.send_signal(signal.SIGSTOP)
         busy = tool('down', '--dir', place, status=2)
         assert 'Another tools/cloud is at work' in busy
@@ -300,7 +300,7 @@ def test_killed_up(place):
     tool('down', '--dir', other)
 
 
-#: Interrupts itself when it first asks whether MariaDB answers.
+#: Interrupts itself at the first check of MariaDB.
 INTERRUPTED = """
 import signal, threading
 from tests.cloud import __main__ as tool
@@ -317,7 +317,7 @@ raise SystemExit(tool.main())
 
 @pytest.mark.long
 def test_interrupted_up(place):
-    """Ctrl-C ends what was still starting, and says what to do."""
+    """Ctrl-C ends the services that were still starting."""
     up = subprocess.run(
         [sys.executable, '-c', INTERRUPTED, 'up', '--dir', place, 'placement',
          'neutron'], cwd=TOP, stdout=subprocess.PIPE, timeout=LIMIT)
@@ -345,7 +345,7 @@ def test_reused_process_id(place):
 
 
 def test_foreign_directory(place):
-    """What is not a cloud's is neither used nor removed."""
+    """A directory that is no cloud's is neither used nor removed."""
     place.mkdir()
     (place / 'precious').touch()
     assert 'no cloud' in tool('up', '--dir', place, 'neutron', status=2)
@@ -365,12 +365,12 @@ def test_words():
 
 
 def test_left_children(place):
-    """What a killed process leaves behind goes with its service."""
+    """Children of a killed process end with its service."""
     cloud = local_cloud.Cloud(place)
     neutron = cloud.services['neutron']
     leader = neutron.spawn(
         ['sh', '-c', f'sleep {LIMIT} & exec sleep {LIMIT}'], cwd=place)
-    # While a program starts, the kernel does not tell its environment.
+    # While a program starts, the kernel does not show its environment.
     repositories.eventually(lambda: [
         pathlib.Path(f'/proc/{process.pid}/cmdline').read_bytes()[:6]
         for process in live_process.marked(place)] == 2 * [b'sleep\0'])
@@ -384,7 +384,10 @@ def test_left_children(place):
 
 
 def test_a_thread_that_still_ends(place):
-    """Its process holds files and ports as long, and is not gone before."""
+    """A process whose threads still end counts as running.
+
+    It holds its files and ports as long.
+    """
     program = ('import ctypes, threading, time\n'
                'threading.Thread(target=time.sleep, args=(600,)).start()\n'
                'ctypes.CDLL(None).syscall(60, 0)\n')
@@ -401,17 +404,17 @@ def test_a_thread_that_still_ends(place):
 
 
 def test_unrecorded_process(place):
-    """What was started, but not yet recorded, is ended, too."""
+    """A process that was started, but not recorded, is ended, too."""
     cloud = local_cloud.Cloud(place)
     live_process.Process.spawn(['sleep', str(LIMIT)], place, env={})
-    # For a moment the kernel does not tell a new program's environment.
+    # For a moment the kernel does not show a new program's environment.
     repositories.eventually(lambda: len(live_process.marked(place)) == 1)
     cloud.down()
     assert live_process.marked(place) == []
 
 
 def test_state_survives(tmp_path):
-    """What one process recorded another reads."""
+    """One process reads the state that another recorded."""
     path = tmp_path / 'state.json'
     one = cloud_state.State(path)
     port = one.port('x')

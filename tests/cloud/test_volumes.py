@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of libvirt that write to volumes, as the guide says.
+"""Servers of libvirt write to volumes, as in the guide.
 
 The image comes from Glance, and the snapshot of a running server's volume goes
 there.
@@ -31,7 +31,7 @@ SNAPSHOT = '3f0b2a4c-5d1e-4c7a-9b60-0d4a8f1c2e33'
 
 @pytest.fixture
 def run(cloud, monkeypatch, capfd, tmp_path):
-    """The command, as the service user; what it shows."""
+    """Run the command as the service user; return its output."""
     clouds = yaml.safe_load(cloud.clouds_yaml.read_text())['clouds']
     service = clouds['admin']
     service['auth'] |= {'username': 'glance', 'project_name': 'service'}
@@ -69,7 +69,7 @@ def server(cloud, directory, xml, replaced):
 
 
 def test_a_server_of_a_volume(cloud, run, tmp_path):
-    """Its image is cloned; it writes; its snapshot has what it wrote."""
+    """A server runs on a clone of an image; the snapshot has its writes."""
     by_socket, by_tls = disks()
     certificates.make_pki(cloud.services['libvirt'].pki)
     with contextlib.ExitStack() as stack:
@@ -83,7 +83,7 @@ def test_a_server_of_a_volume(cloud, run, tmp_path):
         one.start()
         assert one.shown() == (SHOWN, 1)
 
-        # It runs on, over another server of its volume.
+        # The server runs on, over another server process of its volume.
         run('volume', 'snapshot', 'web1', SNAPSHOT)
         first.stop()
         first.start()
