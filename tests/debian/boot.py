@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boots a Debian that is in a directory; ``booted.py`` starts this program.
+"""Boots a Debian from a directory; ``booted.py`` starts this program.
 
-``unshare --mount`` starts it, so that nobody else sees its mounts. systemd
-becomes the first process of namespaces of its own, in a group of processes
-(cgroup) below this program's. The program says in one line which process that
-is, waits for the end of its input, and ends everything.
+``unshare --mount`` starts it, so that its mounts are private. systemd becomes
+the first process of namespaces of its own, in a group of processes (cgroup)
+below this program's. The program prints the id of that process on one line,
+waits for the end of its input, and ends everything.
 """
 
 import os
@@ -18,7 +18,7 @@ CGROUPS = pathlib.Path('/sys/fs/cgroup')
 NAMESPACES = ('--mount', '--pid', '--net', '--ipc', '--uts', '--cgroup')
 #: Joins the group $1 and starts the rest.
 JOIN = 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"'
-#: Mounts what systemd needs in the directory $1, which becomes the root.
+#: Mounts file systems for systemd in the directory $1, the new root.
 INIT = r"""
 set -e
 mount --bind "$1" "$1"
@@ -50,7 +50,7 @@ exec env -i container=chroot PATH=/usr/sbin:/usr/bin /lib/systemd/systemd
 
 
 def mine():
-    """This program's own group."""
+    """Return this program's own group."""
     line, = (line for line in pathlib.Path('/proc/self/cgroup').read_text()
              .splitlines() if line.startswith('0::'))
     return CGROUPS / line.removeprefix('0::').lstrip('/')

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debian with systemd as its first process, beside this machine's own.
+"""A Debian with systemd as its first process, on this machine.
 
 Its files are a directory. It has processes, mounts and a network of its own,
-and nothing of it runs on when it is closed.
+and all of its processes end when it is closed.
 """
 
 import os
@@ -35,7 +35,7 @@ class Failed(AssertionError):
 
 
 def make(directory, suite):
-    """The files of a Debian that has nothing but what every Debian has."""
+    """Make the files of a minimal Debian."""
     subprocess.run([*MAKE, suite, directory], check=True, timeout=RUN_SECONDS)
 
 
@@ -55,7 +55,7 @@ class Debian:
             raise
 
     def _wait(self):
-        """How to enter it, when systemd has started everything."""
+        """Wait for systemd's start of all units; return how to enter."""
         deadline = time.monotonic() + START_SECONDS
         ready, _, _ = select.select([self._boot.stdout], [], [],
                                     START_SECONDS)
@@ -115,5 +115,5 @@ class Debian:
         return done.stdout
 
     def path(self, name):
-        """Where a file of its disk is on this machine."""
+        """Return the path on this machine of a file of its disk."""
         return self.directory / os.fspath(name).lstrip('/')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages for Debian: what is in them, and a new operator's walk.
+"""The packages for Debian have their files; a new operator installs them.
 
 The walk (``walk.py``) is long: it builds them (``tools/packages``), and goes
 from their installation to their removal. The other tests read ``debian/``.
@@ -21,7 +21,7 @@ from glance_dedup.cli import completion
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 DEBIAN = TOP / 'debian'
-#: What Debian 13 has of each requirement; a stable release keeps these.
+#: Version of each requirement in Debian 13; a stable release keeps them.
 TRIXIE = {
     'autopage': '0.4.0', 'botocore': '1.37.9', 'cliff': '4.9.1',
     'cryptography': '43.0.0', 'glance-store': '4.9.1',
@@ -110,12 +110,13 @@ def test_every_unit_is_known_to_systemd_and_to_apt():
             f'usr/share/glance-dedup/systemd/{unit.name}', pattern)], unit
     rules = (DEBIAN / 'rules').read_text()
     named = set(re.findall(r'[\w@-]+\.(?:service|socket|timer)\b', rules))
-    # With this option an upgrade would stop what runs, and start nothing.
+    # With this option an upgrade would stop the running services, and not
+    # start them.
     assert '--no-start' not in rules
     # The other package's only unit has its name.
     assert named | {'dedupd-nova-base.service'} == {
         unit.name for unit in units
-        # apt cannot know which instances of a template there are.
+        # apt cannot list the instances of a template.
         if '[Install]' in unit.read_text() and '@' not in unit.name}
 
 
@@ -134,7 +135,7 @@ def test_every_service_is_confined(tmp_path):
 
 
 def test_the_mount_for_nova_is_its_users():
-    """What runs outside of the unit's limits does so as its user."""
+    """Commands outside the unit's limits run as the unit's user."""
     text = (TOP / 'etc/dedupd-nova-base.service').read_text()
     user, = re.findall('^User=(.*)$', text, re.M)
     outside = re.findall(r'^Exec\w+=-?\+(.*)$', text, re.M)
@@ -150,7 +151,7 @@ def test_the_mount_for_nova_is_its_users():
 
 
 def test_the_tests_of_the_build_have_their_files(tmp_path):
-    """They run in a directory that has the package and what is named here."""
+    """The tests run with only the package and the named files."""
     for name in ('glance_dedup', 'dedupd', *(
             DEBIAN / 'pybuild.testfiles').read_text().split()):
         copy = shutil.copytree if (TOP / name).is_dir() else shutil.copy
@@ -184,7 +185,7 @@ def test_each_shell_has_its_completion():
 @pytest.mark.needs('packages')
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can build packages')
 def test_packages_have_the_version_of_the_wheel(tmp_path):
-    """All but the build itself, which takes minutes."""
+    """Do all except the build itself, which takes minutes."""
     program = tmp_path / 'bin' / 'mmdebstrap'
     program.parent.mkdir()
     program.write_text('#!/bin/sh\n')

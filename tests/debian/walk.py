@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The walk of a new operator, on a Debian 13 with nothing else on it.
 
-It types what the guide says, as it stands: install the packages, configure the
+It types the guide's commands unchanged: install the packages, configure the
 store beside Debian's Glance, move a file store, monitor, break things and mend
-them, upgrade, and remove. A command that fails, or that has not the effect of
-which the guide speaks, ends it. Each step is timed::
+them, upgrade, and remove. A command that fails, or that does not have the
+effect described in the guide, ends it. Each step is timed::
 
     python -m tests.debian.walk PACKAGES
 
 PACKAGES is the directory that ``tools/packages`` has filled. Only root can do
-this. There is no Keystone: Glance lets everybody do everything.
+this. There is no Keystone: Glance permits every request.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ REPOSITORY_MIB = 256
 BALLAST = 150 * MIB
 TOO_MUCH = 120 * MIB
 URL = 'http://127.0.0.1:9292'
-#: What a shell of an operator has.
+#: Environment of an operator's shell.
 ENVIRONMENT = {'OS_CLOUD': 'admin', 'OS_IMAGE_URL': URL,
                'OS_AUTH_TOKEN': 'none'}
-#: Not theirs: what dpkg and apt remember, and what the walk itself made.
+#: Not part of the packages: records of dpkg and apt, and the walk's own files.
 ELSEWHERE = ('/var/lib/dpkg', '/var/lib/apt', '/var/cache', '/var/log/apt',
              '/root', '/backup')
 #: The clouds.yaml of an operator without Keystone.
@@ -67,7 +67,7 @@ import json
 for rule in policies.list_rules():
     print(json.dumps(rule.name) + ': "@"')
 """
-#: Asks Prometheus the queries of its input; those with a result.
+#: Sends the queries of its input to Prometheus; prints those with a result.
 ASK = """\
 import json, sys, urllib.parse, urllib.request
 for query in json.load(sys.stdin):
@@ -79,8 +79,8 @@ for query in json.load(sys.stdin):
     if found['data']['result']:
         print(query)
 """
-#: Of what a host like this has nothing to tell, or not yet: of caches, other
-#: sites, certificates, projects, a disk that fills, tasks that run or fail.
+#: Metrics that a host like this has not, or not yet: of caches, other sites,
+#: certificates, projects, a disk that fills, tasks that run or fail.
 EMPTY = ('image_cache', 'replication', 'certificate', 'project_', 'space_full',
          'task_done', 'task_failures', 'cache_hits')
 #: Overwrites the end of the last block group, which the last image brought.
@@ -94,7 +94,7 @@ with open(path, 'r+b') as group:
 
 
 NOVA_MOUNT = '/run/dedupd-nova-base/images'
-#: What dedupd-nova-base needs to start; neither a cache nor Glance answers.
+#: Sets up what dedupd-nova-base needs to start; no cache or Glance answers.
 NOVA_BASE = """\
 mknod -m 0666 /dev/fuse c 10 229
 echo user_allow_other >>/etc/fuse.conf
@@ -175,7 +175,7 @@ class Walk:
     # -- The guide ---------------------------------------------------------
 
     def type_commands(self, text, **put):
-        """Type a block of commands; all that they said.
+        """Type a block of commands; return all their output.
 
         :param put: what to type for a word, or for a whole command
         """
@@ -193,7 +193,7 @@ class Walk:
         return said
 
     def type_section(self, page, section, **put):
-        """Type all blocks below a heading; all that they said."""
+        """Type all blocks below a heading; return all their output."""
         said = ''
         for block in documents.blocks(page):
             if block.section != section:
@@ -205,7 +205,7 @@ class Walk:
         return said
 
     def write(self, text, name='/etc/glance/glance-api.conf'):
-        """Add lines to a file, or write it anew if it is YAML."""
+        """Add lines to a file, or write a new one if it is YAML."""
         if match := re.match(r'# (/\S+)\n', text):
             name, text = match[1], text[match.end():]
         mode = '>' if name.endswith('.yml') else '>>'
@@ -216,7 +216,7 @@ class Walk:
     # -- The host ----------------------------------------------------------
 
     def wait_for(self, script, told=''):
-        """Until a command succeeds and says something; what it said."""
+        """Wait until a command prints `told`; return its output."""
         deadline = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(booted.Failed):
@@ -234,7 +234,7 @@ class Walk:
         return f'/srv/{name}'
 
     def upload(self, name, seed, size=8 * MIB, options='', check=True):
-        """Upload an image; what Glance's client said."""
+        """Upload an image; return the output of Glance's client."""
         source = self.make_file(name, seed, size)
         said = self.glance(
             f'glance image-create --name {name} --disk-format raw '
@@ -245,8 +245,8 @@ class Walk:
         return said
 
     def is_whole(self, image_id):
-        """Whether Glance hands out the bytes that were uploaded."""
-        # Not in /tmp, which is no part of the disk.
+        """Return whether Glance returns the bytes that were uploaded."""
+        # Not in /tmp, which is not on the disk.
         self.root('rm -f /var/lib/glance/copy')
         self.glance(f'openstack image save --file copy {image_id}',
                     check=False)
@@ -254,7 +254,7 @@ class Walk:
         return copy.exists() and digest(copy) == self.images[image_id]
 
     def require_all(self):
-        """All images are whole."""
+        """Require that all images are whole."""
         broken = [image_id for image_id in self.images
                   if not self.is_whole(image_id)]
         assert not broken, broken
@@ -273,14 +273,14 @@ def digest(path):
 
 
 def prompted(text):
-    """A block without what the commands say."""
+    """Return a block without the commands' output."""
     lines = text.splitlines()
     return '\n'.join(line for line in lines
                      if re.match(r'[$#>] |    ', line))
 
 
 def prepare(walk):
-    """A host whose Glance has images in a file store, as Debian has it."""
+    """Set up a Debian Glance that has images in a file store."""
     walk.root('echo \'APT::Get::Assume-Yes "true";\''
               ' >/etc/apt/apt.conf.d/assume-yes')
     walk.root('apt-get update')
@@ -350,13 +350,13 @@ def monitor(walk):
 
 
 def asking(queries):
-    """A command that asks Prometheus, and says which have a result."""
+    """Return a command that prints the queries with a result in Prometheus."""
     return (f'echo {shlex.quote(json.dumps(queries))}'
             f' | python3 -c {shlex.quote(ASK)}')
 
 
 def dashboard_answers(walk):
-    """How many queries the dashboard has; those with nothing to show."""
+    """Return the number of the dashboard's queries, and those without data."""
     # Rates need two samples.
     walk.wait_for(asking(['count_over_time(dedupd_ready[5m]) > 1']), 'ready')
     queries = sorted({monitoring.filled(target['expr']).replace('30s', '5m')
@@ -393,7 +393,7 @@ def damage_groups(walk):
         raise AssertionError('damage is not found')
     except booted.Failed as error:
         assert 'damage: groups/' in error.output, error.output
-    # Only a scrub marks blocks, so that nothing new shares them.
+    # Only a scrub marks damaged blocks, so that no new image shares them.
     walk.glance('glance-dedup task scrub --full', check=False)
     for image_id in broken:
         walk.type_section(BACKUP, 'Damaged blocks', ID=image_id)
@@ -436,7 +436,7 @@ def upgrade(walk, higher):
 
 
 def add_nova_base(walk):
-    """It needs trio, which can keep eventlet from being imported."""
+    """Install it; it needs trio, which can prevent the import of eventlet."""
     walk.root('apt-get install ./dedupd-nova-base_*.deb')
     walk.root('runuser -u dedupd -- dedupd-nova-base --version')
     walk.root("python3 -c 'import trio'\npython3 -c 'import eventlet'")
@@ -486,7 +486,7 @@ def files(debian):
 
 
 def walk_through(debian, directory, higher):
-    """All steps; of each its name, its commands and its seconds."""
+    """Run all steps; return the name, commands and seconds of each."""
     walk = Walk(debian)
     for path in packages(directory):
         shutil.copy(path, debian.path('/root'))

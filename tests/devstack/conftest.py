@@ -29,6 +29,6 @@ def installed(machine):
 
 @pytest.fixture
 def root(machine, installed):
-    """One in which stack.sh installs nothing any more."""
+    """A root in which stack.sh has nothing more to install."""
     with machine.root(on=installed) as root:
         yield root

@@ -2,9 +2,9 @@
 """The first process of a root; see ``roots.py``.
 
 ``unshare`` starts it in namespaces of its own. It puts the root together from
-layers, enters it, says so in one line, and waits for the end of its input.
-With it all other processes of the root end, and the root's network and file
-systems go.
+layers, enters it, prints one line, and waits for the end of its input. Its end
+ends all other processes of the root, and removes the root's network and file
+systems.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ def show(path, root):
     """Let every user of the root see a directory of the host."""
     target = root / path.relative_to('/')
     target.mkdir(parents=True, exist_ok=True)
-    # The overlay shows neither other file systems nor what is in /tmp.
+    # The overlay shows neither other file systems nor files in /tmp.
     if set(os.listdir(target)) != set(os.listdir(path)):
         mount('--bind', path, target)
         mount('-o', 'remount,bind,ro', target)
@@ -50,9 +50,9 @@ def show(path, root):
 
 
 def build(layer, lower, shown):
-    """Mount the root; where it is.
+    """Mount the root; return its path.
 
-    :param layer: directory that what is changed goes to
+    :param layer: directory for the changes
     :param lower: directories of layers below, the uppermost first
     :param shown: directories of the host to be seen by every user
     """
@@ -76,7 +76,7 @@ def build(layer, lower, shown):
 
 
 def enter(root):
-    """Make it this process' root, and let go of the host's mounts.
+    """Make it this process' root, and unmount the host's file systems.
 
     A file system that the host unmounts meanwhile is gone only when no other
     namespace has it mounted.
@@ -94,10 +94,10 @@ def main(layer, lower, shown):
                  [pathlib.Path(path) for path in shown.split(':')])
     loopback_up()
     enter(root)
-    # What loses its parent leaves no zombie.
+    # Orphans leave no zombie.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print('ready', flush=True)
-    # Until whoever started it closes the other end, or dies.
+    # Wait until the starting process closes the other end, or dies.
     sys.stdin.read()
 
 

@@ -3,15 +3,15 @@
 
 A :class:`Root` is this host as its processes see it, but with a network, with
 processes and with files of its own: all of the host's files can be read in it,
-and what is written there, as root too, nobody else sees; nothing is left when
-it ends. It takes a tenth of a second, by Linux' namespaces and overlayfs.
-There is a user ``stack`` with sudo, a checkout of this tree in ``/opt/stack``,
-as DevStack would have cloned it, and ``/opt/stack/devstack``, which has from
-DevStack what the directory ``devstack`` beside this file has.
+and files written there, as root too, are visible only there; nothing is left
+when it ends. Starting it takes a tenth of a second, by Linux' namespaces and
+overlayfs. There is a user ``stack`` with sudo, a checkout of this tree in
+``/opt/stack``, as DevStack would have cloned it, and ``/opt/stack/devstack``,
+which has the part of DevStack in the directory ``devstack`` beside this file.
 
 A root is made of layers: :meth:`Machine.root` makes one on the base, in which
-Python's environment is made once, and on another's files, if it is given one
-that has ended.
+Python's environment is made once, or on the files of another root that has
+ended.
 """
 
 import contextlib
@@ -135,7 +135,7 @@ class Root:
                         path, check=False) == 'yes\n'
 
     def files(self, *places):
-        """All that lies in some directories."""
+        """Return all paths in some directories."""
         return set(self.run('find', *places, '-mindepth', '1').splitlines())
 
     # -- DevStack ----------------------------------------------------------
@@ -143,8 +143,8 @@ class Root:
     def local_conf(self, localrc='', sections=''):
         """Write local.conf.
 
-        :param localrc: lines of the section ``[[local|localrc]]``, beside
-            that which enables the plugin
+        :param localrc: lines of the section ``[[local|localrc]]``, besides
+            the line that enables the plugin
         :param sections: further ones
         """
         self.write(DEVSTACK / 'local.conf', '[[local|localrc]]\n'
@@ -157,13 +157,13 @@ class Root:
                         user='stack')
 
     def stack(self, last='test-config'):
-        """Run stack.sh to the end of a phase; what it says."""
+        """Run stack.sh to the end of a phase; return its output."""
         output = self._script('stack.sh', last)
         assert output.endswith(f'stack.sh completed {last}\n'), output
         return output
 
     def make_database(self):
-        """Have stack.sh copy Glance's database, instead of making it anew."""
+        """Have stack.sh copy Glance's database instead of making one."""
         self.run(VENV / 'bin/glance-manage', '--config-file',
                  '/etc/glance/glance-api.conf', 'db_sync', user='stack')
         self.run('mv', STACK / 'data/glance.sqlite',
@@ -178,10 +178,10 @@ class Root:
 
 
 class Machine:
-    """Where roots are made; all of them go with it."""
+    """The place of all roots; closing it removes them."""
 
     def __init__(self):
-        # Only a mount point, and the mount is seen by the holder alone.
+        # Only a mount point: only the holder sees the mount.
         self._place = pathlib.Path(tempfile.mkdtemp(prefix='roots-'))
         self._holder = subprocess.Popen(
             ['unshare', '--mount', '--fork', '--kill-child', 'sh', '-c',
@@ -203,9 +203,9 @@ class Machine:
         self._base = [base.layer]
 
     def root(self, on=None):
-        """A new root.
+        """Return a new root.
 
-        :param on: one whose files it is to begin with; it must have ended
+        :param on: a root whose files it begins with; it must have ended
         """
         self._layers += 1
         layer = self._place / str(self._layers)
@@ -225,10 +225,10 @@ def _child(process):
     return int(children.read_text().split()[0])
 
 
-# -- what is in the base ------------------------------------------------------
+# -- the base -----------------------------------------------------------------
 
 def prepare(root):
-    """What a host has before stack.sh, and what it would fetch first."""
+    """Set up a host as before stack.sh, and the files that it would fetch."""
     root.run('rm', '-rf', STACK, '/etc/glance', '/etc/dedupd')
     # sudo looks up the machine's name, and a root has no name server. In a
     # container, /etc/hosts is often a mount, which the overlay does not show.
@@ -260,7 +260,7 @@ def put_program(root, path, line, shell='/bin/sh', user='root'):
 
 
 def checkout_files():
-    """What git knows, and what it would add."""
+    """Return the files that git tracks, and those that it would add."""
     listed = subprocess.run(
         ['git', 'ls-files', '-z', '--cached', '--others',
          '--exclude-standard'], cwd=TOP, capture_output=True, check=True)
@@ -280,7 +280,7 @@ def put_files(root, directory, source, names):
 
 
 def prepare_requirements(root):
-    """OpenStack's requirements: one constraint, and what edits them."""
+    """Set up OpenStack's requirements: one constraint, and its editor."""
     tools = STACK / 'requirements/.venv/bin'
     root.run('mkdir', '-p', tools, user='stack')
     root.write(STACK / 'requirements/upper-constraints.txt',
@@ -290,10 +290,9 @@ def prepare_requirements(root):
 
 
 def prepare_python(root):
-    """The environment of all services, with everything but what is ours.
+    """Make the environment of all services, without this project's packages.
 
-    It is that which runs the tests, seen through links, so that nothing needs
-    to be fetched.
+    It links to the tests' environment, so that nothing needs to be fetched.
     """
     site = pathlib.Path(sysconfig.get_path('purelib'))
     links = STACK / 'data/packages'
@@ -318,7 +317,7 @@ def prepare_python(root):
     root.run('cp', '-r', pathlib.Path(sys.prefix) / 'etc/glance',
              STACK / 'glance/etc', user='stack')
     root.write(STACK / 'glance/etc/schema-image.json', '{}', user='stack')
-    # pip fetches nothing, and builds with what is there.
+    # pip fetches nothing, and builds with the installed packages.
     root.write('/etc/pip.conf', '[global]\nno-index = true\n'
                'no-build-isolation = false\n'
                'disable-pip-version-check = true\n')

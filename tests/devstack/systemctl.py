@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``systemctl`` does for DevStack, on a host without systemd.
+"""The part of ``systemctl`` that DevStack uses, for a host without systemd.
 
-It is in the roots of ``roots.py`` under that name, and knows the commands and
-the settings of units that DevStack uses, for services of the types simple and
-notify: a process in the background, as a user, in an environment, stopped by
-SIGTERM. It ignores sockets, so their services listen by themselves. Of a
-service it keeps the process' id in ``/run/units``; what the process writes is
-in ``/var/log/units``, which a real host has in its journal.
+It is in the roots of ``roots.py`` under that name, and supports the commands
+and the settings of units that DevStack uses, for services of the types simple
+and notify: a process in the background, as a user, in an environment, stopped
+by SIGTERM. It ignores sockets, so their services listen by themselves. It
+records the id of a service's process in ``/run/units``, and the output of the
+process in ``/var/log/units``, which a real host has in its journal.
 """
 
 import os
@@ -48,7 +48,7 @@ def main_pid(name):
 
 
 def make_directories(options):
-    """Those in /run, of the unit's user."""
+    """Make the unit's directories in /run, for its user."""
     user = pwd.getpwnam(options.get('User', ['root'])[-1])
     for name in options.get('RuntimeDirectory', []):
         path = pathlib.Path('/run') / name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that the plugin is tested with do what DevStack's do.
 
-Run with the variable DEVSTACK naming a checkout of DevStack, this says whether
-what is expected here is true.
+With the variable DEVSTACK naming a checkout of DevStack, the test checks the
+expectations against DevStack's own functions.
 """
 
 import re
@@ -29,7 +29,7 @@ cd "$(mktemp -d)"
 
 CONF = 'printf "[a]\\nx = 1\\ny=2\\n[b]\\nx = 3\\n" >f\n'
 
-# What is run, and what it writes.
+# Scripts, and their output.
 CASES = {
     'iniset-makes-a-file': (
         'iniset f a x "1  2"; cat f', '\n[a]\nx = 1 2\n'),
@@ -143,5 +143,5 @@ def test_function(root, script, expected):
     setting = SETTING.format(functions=place / 'functions',
                              messaging=messaging)
     said = root.run('bash', '-c', setting + script, user='stack')
-    # Where white space is aligned.
+    # The output may align its columns with spaces.
     assert re.sub(' +', ' ', said) == expected

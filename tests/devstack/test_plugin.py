@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DevStack plugin, in every phase, in roots of its own.
+"""The DevStack plugin runs in every phase, in roots of its own.
 
-What is not said otherwise is done as the user stack. Packages are not
-fetched, nothing is asked of Keystone, and Apache does not stand before Glance;
-all else is real: the package is built and installed by pip, Glance runs under
-uWSGI, dedupd as a service, RabbitMQ where one is asked for.
+Unless stated otherwise the user is stack. Packages are not fetched, no request
+goes to Keystone, and Apache does not run before Glance; all else is real: pip
+builds and installs the package, Glance runs under uWSGI, dedupd as a service,
+and RabbitMQ if a test uses it.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ FILTERS = '/dev/shm/glance-dedup-stack'
 #: Where DevStack and its plugins write, but for logs.
 PLACES = ('/etc', '/usr/local', '/run', '/dev/shm', roots.STACK / 'data')
 
-# As glance-api would read it.
+# Parse as glance-api does.
 PARSE = """
 import json, sys
 from oslo_config import cfg
@@ -93,7 +93,7 @@ def store_images(root, *stores):
 
 
 def images(root):
-    """The ids that are in the repository, as an operator asks for them."""
+    """Return the ids in the repository, by the operator's command."""
     return root.run('glance-dedup', '--repository', DATADIR, 'image', 'list',
                     '-f', 'value', '-c', 'image_id', user='stack').split()
 
@@ -167,7 +167,7 @@ def test_dedupd_is_a_service(stacked):
     assert (f'ExecStart = {DEDUPD}--config-file {DEDUPD_CONF}\n' in unit)
     assert stacked.run('systemctl', 'is-enabled',
                        'devstack@dedupd') == 'enabled\n'
-    # What rules out that another than the service answers.
+    # This service answers, and no other process.
     assert stacked.run('cat', '/run/units/devstack@dedupd.service') == pid
     assert status(stacked)['daemon']['role'] == 'maintainer'
 
@@ -192,11 +192,11 @@ def test_what_belongs_to_whom(stacked):
 
 
 def test_nobody_takes_the_filter_s_directory(root):
-    """It is there before Glance, with and without dedupd, at each boot."""
+    """The filter's directory exists before Glance starts, at each boot."""
     for services in '', 'disable_service dedupd':
         root.local_conf(OFFLINE + services)
         root.stack('post-config')
-        # As after a reboot, with somebody who came before systemd.
+        # Simulate a reboot, with another user's directory before systemd's.
         for boot in 'rm -r {}', 'rm -r {}; install -d -o nobody -m 0777 {}':
             assert root.run('stat', '-c', '%U %G %a', FILTERS
                             ) == 'stack stack 700\n', (services, boot)
@@ -207,7 +207,7 @@ def test_nobody_takes_the_filter_s_directory(root):
 
 
 def test_tempest_is_configured(stacked, tmp_path):
-    """With options that our tests know, and their distribution installed."""
+    """The options are those of our tests, whose distribution is installed."""
     module = load_tempest_options()
     path = tmp_path / 'tempest.conf'
     path.write_text(stacked.read('/opt/stack/tempest/etc/tempest.conf'))
@@ -241,7 +241,7 @@ def is_ready(root, daemon_url):
 
 
 def load_tempest_options():
-    """Without tempest, which has an environment of its own."""
+    """Load the options without tempest, which has its own environment."""
     spec = importlib.util.spec_from_file_location(
         'dedup_tempest_options', roots.TOP / 'tests/tempest'
         / 'glance_dedup_tempest_plugin/config.py')
@@ -275,7 +275,7 @@ def test_again_and_away(root):
     [found] = root.run('find', '/dev/shm', '-type', 'f').split()
     assert found.startswith(f'{FILTERS}/')
 
-    # As some do it, without unstack.sh.
+    # Some users restack without unstack.sh.
     [[pid, _]] = processes(root, DEDUPD)
     root.stack('post-config')
     assert processes(root, DEDUPD) == []
@@ -379,7 +379,7 @@ def test_a_host_without_the_api(machine):
             '/run/sudo', '/run/sudo/ts'}
 
 
-# Glance knows no tokens here; so any will do.
+# Glance does not check tokens here, so any will do.
 FETCH = ['curl', '-sf', '-H', 'X-Auth-Token: any']
 
 
@@ -390,7 +390,7 @@ def cache_status(root):
 
 
 def test_the_cache_beside_all_else(root):
-    """Nova asks it, and gets what Glance has, over the daemon's TLS."""
+    """Nova gets images from the cache, which pulls them from the daemon."""
     root.local_conf(OFFLINE + 'enable_service dedup-cache n-cpu\n'
                     'DEDUP_CACHE_LIMIT_MIB=500\n')
     root.stack()
@@ -411,7 +411,7 @@ def test_the_cache_beside_all_else(root):
     assert root.run('stat', '-c', '%U %a', '/etc/dedupd/tls-key.pem'
                     ) == 'stack 600\n'
 
-    # The relay asks Glance without it.
+    # Without the cache the relay sends requests to Glance.
     root.run('systemctl', 'stop', 'devstack@dedup-cache')
     root.run(*FETCH, '-o', '/tmp/got', 'http://127.0.0.1:9295' + path)
     root.run('cmp', '/tmp/got', '/tmp/was')
@@ -457,7 +457,7 @@ def test_the_cache_of_a_compute_host(root):
 
 
 def test_a_host_without_the_database_keeps_the_images(root):
-    """They are in the database of another, which shares the directory."""
+    """Images stay if another host's database has them."""
     root.local_conf(OFFLINE)
     root.run('glance-dedup', '--repository', DATADIR, 'repository', 'create',
              user='stack')
@@ -505,7 +505,7 @@ def test_messages(root):
         broker.stdin.close()
 
 
-# -- what is refused ----------------------------------------------------------
+# -- invalid settings ---------------------------------------------------------
 
 @pytest.mark.parametrize('localrc, words', [
     ('DEDUP_CODEC=gzip',
@@ -554,7 +554,7 @@ def test_a_name_that_is_taken(root):
 
 
 def test_a_foreign_repository_json(root):
-    """Only what the store wrote is emptied."""
+    """Cleaning only empties a directory that the store has made."""
     root.run('mkdir', '-p', '/srv/other')
     root.write('/srv/other/repository.json', '{"kind": "something else"}')
     root.local_conf(OFFLINE + 'DEDUP_DATA_DIR=/srv/other')
@@ -594,7 +594,7 @@ def test_shell_style(path):
 @pytest.mark.parametrize('directory, platform', [('debs', 'dpkg'),
                                                  ('rpms', 'rpm')])
 def test_package_lists(directory, platform):
-    """DevStack installs what bindep.txt names for building."""
+    """DevStack installs the packages that bindep.txt names for building."""
     wanted = []
     for line in (roots.TOP / 'bindep.txt').read_text().splitlines():
         name, _, profiles = line.partition(' [')
@@ -606,7 +606,7 @@ def test_package_lists(directory, platform):
 
 
 def test_settings_are_documented():
-    """Each of them, and no other, with its value."""
+    """The README documents each setting with its default."""
     settings = (roots.TOP / 'devstack/settings').read_text()
     readme = (roots.TOP / 'devstack/README.rst').read_text()
     for line in settings.splitlines():

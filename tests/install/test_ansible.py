@@ -30,11 +30,11 @@ PAGE = documents.SOURCE / 'install' / 'ansible.rst'
 #: Seconds: to install something, and for a daemon to answer.
 INSTALL_SECONDS = 900
 START_SECONDS = 120
-#: What a host has before: Python, and systemd's tools but not its init.
+#: A host has these before: Python, and systemd's tools but not its init.
 PACKAGES = 'procps,python3,python3-apt,python3-venv,systemd'
 SOURCE_LINE = ('deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
                ' $(REPO_URI) $(RELEASE) $(COMPONENT)')
-#: Mounts what programs need in the directory $1.
+#: Mounts file systems for programs in the directory $1.
 MOUNTS = r"""
 mount -t proc proc "$1/proc"
 mount --bind /dev "$1/dev"
@@ -115,7 +115,7 @@ class Host:
     def __init__(self, root):
         self.root = root
         self._namespaces = namespaces.Namespaces(MOUNTS, root)
-        #: Runs what follows with the mounts, not yet in the directory.
+        #: Runs the following command with the mounts, outside the directory.
         self.enter = self._namespaces.enter
         self.close = self._namespaces.close
 
@@ -140,7 +140,7 @@ def host(tmp_path_factory):
     """A host as the role wants it: users, options and an environment."""
     root = tmp_path_factory.mktemp('debian') / 'root'
     make_debian(root, '--variant=minbase', f'--include={PACKAGES}')
-    # apt's lists of packages are missing. Ansible looks at this time only.
+    # apt's lists of packages are missing. Ansible only reads this time.
     os.utime(root / 'var' / 'lib' / 'apt' / 'lists', (0, 0))
     for name in ('/etc/resolv.conf', '/etc/hosts', '/etc/pip.conf'):
         if os.path.exists(name):
@@ -182,12 +182,12 @@ def play(host, tools, wheel, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def applied(play):
-    """What was said when the role was applied."""
+    """Ansible's output when it applied the role."""
     return play()
 
 
 def changes(said):
-    """How many tasks changed something, by host."""
+    """Return the number of tasks that changed something, by host."""
     return {name: int(number) for name, number in re.findall(
         r'^(\S+) +: ok=\d+ +changed=(\d+) ', said, re.M)}
 
@@ -240,7 +240,7 @@ def test_systemd_reads_the_units(host, applied):
 
 
 def test_dedupd_serves(host, applied):
-    """It is started by the line of its unit, and keeps an image."""
+    """The command of its unit starts dedupd, which stores an image."""
     dropin = host.read('/etc/systemd/system/dedupd.service.d/ansible.conf')
     line = re.findall(r'^ExecStart=(.+)$', dropin, re.M)[-1]
     host.run('install', '-d', '-o', 'glance', '-g', 'glance', '/run/dedupd')
@@ -256,8 +256,8 @@ def test_dedupd_serves(host, applied):
             log.seek(0)
             raise AssertionError(f'{error}: {log.read()}') from error
         finally:
-            # All that runs in the namespace, but for its first process. There
-            # is nothing if dedupd has ended.
+            # End all processes in the namespace except its first. There is
+            # none if dedupd has ended.
             run(*host.enter, 'sh', '-c', 'kill -TERM -1 || true')
     host.run('cmp', '/tmp/back', '/usr/bin/python3')
 

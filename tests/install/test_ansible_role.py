@@ -15,7 +15,7 @@ ROLE = ANSIBLE / 'roles' / 'glance_dedup'
 PAGE = documents.SOURCE / 'install' / 'ansible.rst'
 #: A variable of the role's users: those of its own begin with '_'.
 _VARIABLE = re.compile(r'\bglance_dedup_\w+')
-#: What the tasks use, and have no default.
+#: Variables that the tasks use, and that have no default.
 _UNSET = {'glance_dedup_default_backend'}
 ENTRY_POINTS = ('store', 'cache')
 
@@ -25,7 +25,7 @@ def load(path):
 
 
 def specs():
-    """The options of both entry points, those of each by name."""
+    """Return the options of both entry points, by name."""
     found = load(ROLE / 'meta' / 'argument_specs.yml')['argument_specs']
     return {name: spec['options'] for name, spec in found.items()}
 
@@ -43,7 +43,7 @@ def used():
 
 
 def settings(template):
-    """Each option that a template sets by name, after its group."""
+    """Return each option that a template sets by name, after its group."""
     group = None
     found = []
     for line in (ROLE / 'templates' / template).read_text().splitlines():
@@ -68,7 +68,7 @@ def test_entry_points():
 
 
 def test_variables_are_specified():
-    """Each is used, and described, and no other is."""
+    """All variables in use are described, and no others."""
     assert used() == set(all_options())
     for name, option in all_options().items():
         assert option['description'], name
@@ -116,7 +116,7 @@ def test_the_store_knows_the_options():
 
 
 def test_units_exist():
-    """Those that the tasks copy, and those that have a drop-in."""
+    """The units exist that the tasks copy, or that have a drop-in."""
     found = {name for task in ENTRY_POINTS for name in re.findall(
         r'\bdedupd[\w-]*\.(?:service|socket)\b',
         (ROLE / 'tasks' / f'{task}.yml').read_text())}
@@ -126,7 +126,7 @@ def test_units_exist():
 
 
 def test_the_guide_lists_the_variables():
-    """And their defaults."""
+    """The guide lists the variables and their defaults."""
     rows = dict(re.findall(r'\* - ``(glance_dedup_\w+)``\n +- (.+)',
                            PAGE.read_text()))
     options = all_options()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container image of dedupd, as its page has podman run it.
+"""The container image of dedupd runs with podman as in its page.
 
 The commands and files are those of the page. ``tools/container`` builds the
 image, and podman runs it in namespaces of its own.
@@ -96,7 +96,7 @@ def image(podman, tmp_path_factory):
 
 
 class Host:
-    """Where the page's commands are run, with places of the test's own."""
+    """Host for the page's commands, with directories of the test."""
 
     def __init__(self, podman, image, directory):
         self._podman = podman
@@ -108,7 +108,7 @@ class Host:
                         '/srv/glance': str(self.glance)}
 
     def words(self, start):
-        """Those of the command that begins so."""
+        """Return the words of the command that begins like this."""
         text = shlex.join(command(start))
         for name, here in self._places.items():
             text = text.replace(name, here)
@@ -201,7 +201,7 @@ def test_it_serves_without_rights(podman, dedupd, host):
 
 
 def test_another_container_stores_and_reads(podman, dedupd, host):
-    """As Glance's does, with the same repository, filter and socket."""
+    """Another container, such as Glance's, uses the same repository."""
     words = ['podman', 'run', '--rm', '--network', 'none', '--volumes-from',
              'dedupd', podman.run('podman', 'inspect', '--format',
                                   '{{.ImageName}}', 'dedupd').strip()]
@@ -266,7 +266,7 @@ def test_it_ends_without_a_good_repository(podman, host, content, message):
 
 
 def test_as_another_user_in_a_pod(podman, image, tmp_path):
-    """In directories as Kubernetes makes them, and with no user's name."""
+    """The image runs in directories as Kubernetes makes them, as any user."""
     volumes = []
     for name in ('/var/lib/glance', '/run/dedupd', '/dev/shm'):
         directory = tmp_path / name.replace('/', '-')
@@ -293,7 +293,7 @@ def test_as_another_user_in_a_pod(podman, image, tmp_path):
 
 
 def test_it_tells_systemd_when_it_serves(podman, host, tmp_path):
-    """As the page's unit has it do."""
+    """The container notifies systemd when it serves, for the page's unit."""
     assert 'Notify=true' in block('ini', '[Unit]').splitlines()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.settimeout(START_SECONDS)
@@ -341,7 +341,7 @@ def test_podman_makes_a_service(podman, newer_podman, tmp_path):
     name, _, unit = result.stdout.partition('\n')
     assert name == '---dedupd.service---'
     started = set(shlex.split(re.search('^ExecStart=(.*)$', unit, re.M)[1]))
-    # What is not said of the command is said in the unit.
+    # Each option of the command is an option of the unit.
     assert {word.replace('--volume', '-v') for word in command(
         'podman run --detach')} - started <= {
             'podman', '--detach', '--security-opt', 'no-new-privileges'}

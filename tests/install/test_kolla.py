@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the containers page has for kolla, as kolla's own programs read it.
+"""kolla's own programs read the files of the containers page.
 
 No image is built, and nothing is deployed: kolla writes its Dockerfile, and
 kolla-ansible merges the options and lists the volumes.
@@ -16,8 +16,8 @@ import pytest
 from tests.support import documents
 
 PAGE = documents.SOURCE / 'install' / 'containers.rst'
-#: The page names these versions. docker is what kolla imports, netaddr what
-#: kolla-ansible's filters import, and ansible has the collections.
+#: The page names these versions. kolla imports docker, the filters of
+#: kolla-ansible import netaddr, and ansible has the collections.
 PACKAGES = ('kolla==23.0.0', 'kolla-ansible==22.2.0', 'ansible', 'docker',
             'netaddr')
 INSTALL_SECONDS = 1200
