@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The benchmarks of batch backups store what uploads would, and tell it."""
+"""The benchmarks of batch backups store the same as uploads, and report it."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def run(program, *words):
 
 
 def rows(text, pattern):
-    """The numbers in each line that begins as the pattern says."""
+    """Return the numbers in each line that matches the pattern."""
     return [[float(word) for word in line.split()]
             for line in text.splitlines() if re.match(pattern, line)]
 
@@ -36,7 +36,7 @@ def test_three_nights(tmp_path):
     assert len(read) == 3 and max(read[1:]) < 0.5 < read[0]
     # A rank keeps 25 MB from the system: see the next test.
     assert all(0 < row[14] <= 25 for row in nights)
-    # Each stage took some time, and all of them not more than everything.
+    # Each stage took some time, and all together at most the total.
     for row in nights:
         assert min(row[3:9]) >= 0 and 0 < sum(row[3:9]) <= row[2]
     assert 'have the bytes of their disks' in said
@@ -46,12 +46,12 @@ def test_three_nights(tmp_path):
 
 
 def test_a_rank_that_is_alone(tmp_path):
-    """It keeps 28 MB from the system in a night in which all blocks are new.
+    """A rank keeps 28 MB from the system in a night of only new blocks.
 
     Measured are 23 to 26.
 
     In all it has up to 35 MB where other processes map the same libraries,
-    which is not for this test to say.
+    which this test does not measure.
     """
     said = run('batch.py', 'nights', '--mib', '96', '--disks', '4', '--ranks',
                '1', '--dir', tmp_path)
@@ -60,7 +60,7 @@ def test_a_rank_that_is_alone(tmp_path):
 
 
 def test_dirty_bits(tmp_path):
-    """Digests go on for what is not read: each night finds its base."""
+    """The digests include unread segments: each night finds its base."""
     said = run('batch.py', 'nights', '--mib', '12', '--disks', '1', '--ranks',
                '1', '--dirty', '40', '--dirty-bits', '--dir', tmp_path)
     read = [row[11] for row in rows(said, r' +[1-3] ')]
@@ -114,7 +114,7 @@ def test_levels(tmp_path):
     level1, level2, both = (
         float(word.rstrip('%')) for word in said.splitlines()[3].split()[2:5])
     assert level1 > 10 and level2 > 10
-    # What both find is what level 1 leaves to level 2.
+    # Both levels together find what level 1 finds, and level 2 in the rest.
     assert abs(100 - both - (100 - level1) * (100 - level2) / 100) < 0.2
     assert 'have the bytes of their disks' in said
     assert abs(float(said.split()[-1]) - 1) < 0.005

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What DEDE's experiments measure is all that there was to share."""
+"""DEDE's experiments measure all possible sharing."""
 
 
 import pytest
@@ -59,7 +59,7 @@ def test_ways(dede):
 
 
 def test_table_of_savings(dede, capsys):
-    """Savings are shares of those that are possible."""
+    """Savings are shown as shares of the possible savings."""
     kept = dede.hosts.Kept(
         [0, 50 * MIB, 100 * MIB], [0, 50 * MIB, 70 * MIB], 10 * MIB, 1.5,
         MIB // 2, 3 * MIB)
@@ -78,7 +78,7 @@ def test_table_of_savings(dede, capsys):
 # -- rates --------------------------------------------------------------------
 
 def test_noise(dede):
-    """One image in which one block of each MiB is the others' too."""
+    """One image shares one block of each MiB with the others."""
     base, twin, few = (b''.join(dede.noise(MERGED, kind))
                        for kind in ('base', 'twin', 'few'))
     assert len(base) == MERGED * MIB and base == twin
@@ -92,7 +92,7 @@ def test_noise(dede):
 
 @pytest.mark.parametrize('policy', ['hash', 'value'])
 def test_rates(dede, tmp_path, policy):
-    """All blocks are shared, or the program ends."""
+    """All blocks are shared; otherwise the program ends."""
     blocks = MERGED * 256
     rates = list(dede.rates_of_stages(str(tmp_path), str(tmp_path / 'filters'),
                                       MERGED, policy))
@@ -105,7 +105,7 @@ def test_rates(dede, tmp_path, policy):
 
 
 def test_exchanged_images_are_what_they_were(dede, tmp_path):
-    """And name the base's blocks instead of their own."""
+    """Exchanged images are unchanged, and name the base's blocks."""
     path = str(tmp_path / 'repository')
     image_repository.Repository.create(path)
     with image_repository.Repository(
@@ -151,7 +151,7 @@ def test_table_of_rates(dede, capsys):
 # -- indexes and logs ---------------------------------------------------------
 
 def test_index(dede, program, tmp_path):
-    """It has all blocks, once, though some are merged again."""
+    """The index has each block once, though some are merged again."""
     path = str(tmp_path / 'repository')
     found = dede.exactindex.measure(path, 40_000, program)
     assert [(stage.name, stage.entries) for stage in found.stages.values()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Dmdedup's experiments measure is a disk that keeps what it is given."""
+"""Dmdedup's experiments measure a disk that stores its writes."""
 
 import random
 import subprocess
@@ -34,7 +34,7 @@ def program(dmdedup, tmp_path_factory):
 
 
 class Disk:
-    """Writes to a disk, and what must be read from it then."""
+    """Writes to a disk, and their content to be read back."""
 
     def __init__(self, traces, seed=1):
         self._traces = traces
@@ -50,7 +50,7 @@ class Disk:
         self.written.update(ids)
 
     def write_some(self, count, kinds):
-        """Of so many different contents, some twice in one write."""
+        """Write blocks of a few contents, some twice in one write."""
         for _ in range(count):
             length = self._rng.choice((1, 1, 2, 40, MAX_COUNT + 10))
             self.write(self._rng.randrange(BLOCKS - length + 1),
@@ -58,7 +58,7 @@ class Disk:
                         for _ in range(length)])
 
     def checks(self):
-        """All of the disk must be as it was written, and zeros elsewhere."""
+        """Return a check that the disk has its writes, and zeros elsewhere."""
         return self._traces.operation(
             self._traces.CHECK, 0, b''.join(self.content))
 
@@ -160,7 +160,7 @@ def test_the_replay_notices_another_content(dmdedup, disk, tmp_path):
     target.close()
 
 
-# -- what is written, and what it is compared with ----------------------------
+# -- the traces, and the baselines --------------------------------------------
 
 @pytest.mark.parametrize('way', ['sequential', 'random'])
 @pytest.mark.parametrize('kind, different', [('unique', 640),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is counted by sorting is what counting one by one finds."""
+"""Counting by sorting gives the same as counting one by one."""
 
 import collections
 import json
@@ -28,7 +28,7 @@ def program(equalblocks, tmp_path_factory):
 
 
 def an_image(rng, pieces, length):
-    """Of few different pieces, so that much is equal; some of zeros."""
+    """Return an image of few different pieces, so that many are equal."""
     image = b''.join(rng.choice(pieces) for _ in range(-(-length // 512)))
     return image[:length]
 
@@ -51,10 +51,10 @@ def images(tmp_path_factory):
              + almost[WINDOW + 70000:] + rng.randbytes(1000)),
             ('two-base', an_image(rng, pieces, 2 * WINDOW + 12345)),
             ('two-clone', bytes(4096) + first[:4096]),
-            # What the last piece becomes, filled up, is at the start, too.
+            # The last piece, filled up with zeros, is at the start, too.
             ('tail', tail.ljust(WINDOW, b'\0') + rng.randbytes(WINDOW)
              + tail),
-            # So often that it does not stay in memory.
+            # So many copies do not stay in memory.
             ('often', pieces[5] * 5000),
             ('zeros', bytes(WINDOW + 1))):
         path = directory / f'{name}.raw'
@@ -127,7 +127,7 @@ def test_which_base(equalblocks):
 
 
 def test_bases(equalblocks, program, images, tmp_path):
-    """Of each distribution the first is the other's."""
+    """The first image of each distribution is the base of the others."""
     found = equalblocks.analyse(images, str(tmp_path), program)
     base = equal = other = 0
     clone_of = (None, images[0], None, images[2], None, None, None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts with mounts and daemons find what they can, and merging the rest."""
+"""Hosts with mounts and daemons find duplicates, and merging the rest."""
 
 import pathlib
 import time
@@ -31,7 +31,7 @@ def blocks_of(paths):
 
 
 def test_made_images_have_aged(images):
-    """Each has most of its blocks in common with the others."""
+    """Each image has most of its blocks in common with the others."""
     blocks = blocks_of(images)
     assert len(blocks) == COUNT * 1024
     for path in images:
@@ -41,7 +41,7 @@ def test_made_images_have_aged(images):
 
 
 def test_in_turn(hosts, images, tmp_path):
-    """The daemons look between the images, so nearly all is found inline."""
+    """The daemons scan between the images, so nearly all is found inline."""
     exact = len(set(blocks_of(images))) * BLOCK
     kept = hosts.store('in turn', images, str(tmp_path), str(tmp_path),
                        interval=0.1)
@@ -55,7 +55,7 @@ def test_in_turn(hosts, images, tmp_path):
 
 
 def test_at_once(hosts, images, tmp_path):
-    """Without a look each host finds its own images' blocks, and no others.
+    """Without a scan each host finds its own images' blocks, and no others.
 
     Merging finds the rest.
     """
@@ -65,13 +65,13 @@ def test_at_once(hosts, images, tmp_path):
     kept = hosts.store('at once', images, str(tmp_path), str(tmp_path),
                        interval=3600)
     assert kept.named[-1] == COUNT * 4 * MIB
-    # Less, where a process stored so late that it looked by itself.
+    # Less, if a process stored so late that it scanned by itself.
     assert exact <= kept.stored[-1] <= 1.02 * own
     assert kept.left == exact
 
 
 def test_daemon_that_does_not_look(hosts, monkeypatch):
-    """The program says so, and does not wait for ever."""
+    """The program ends with an error if a daemon does not scan."""
     class Deaf(hosts.Host):
         def __init__(self):
             self.daemon = self
@@ -88,7 +88,7 @@ def test_daemon_that_does_not_look(hosts, monkeypatch):
 
 
 def test_table(hosts, capsys):
-    """Savings are shares of those that are possible."""
+    """Savings are shown as shares of the possible savings."""
     hosts.show({'a way': hosts.Kept(
         [0, 50 * MIB, 100 * MIB], [0, 50 * MIB, 70 * MIB], 10 * MIB, 1.5, 1,
         1)}, 60 * MIB)

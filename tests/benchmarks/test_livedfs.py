@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The model of a disk counts what it says; what is built otherwise works."""
+"""The model of a disk counts requests; the other layouts work."""
 
 import argparse
 import ctypes
@@ -49,7 +49,7 @@ class Model:
 
     def __getattr__(self, name):
         def call(*args):
-            """What it asked of the disk: requests, seeks and pages."""
+            """Return the call's requests to the disk, seeks and pages."""
             getattr(self._library, 'dm_' + name)(
                 self._disk, *map(ctypes.c_uint64, args))
             now = self._library.dm_get_counts(self._disk)
@@ -77,8 +77,8 @@ def test_what_was_read_is_not_read_again(model):
     assert model.read(1, PAGE, PAGE) == NOTHING
     assert model.read(1, 0, 5 * PAGE) == (1, 0, 0, 2)   # on from there
     assert model.read(1, 6 * PAGE, 1) == (1, 1, 0, 1)
-    # Two runs, around what is there; the second begins where the first does
-    # not end.
+    # Two runs, around the cached pages; the second begins away from the end of
+    # the first.
     assert model.read(1, 5 * PAGE, 3 * PAGE) == (2, 2, 0, 2)
 
 
@@ -210,7 +210,7 @@ def test_what_is_stored_is_read_back(subject, how, tmp_path):
     first, again = (it.run(True, image, 4, 1) for image in ('one', 'two'))
     for image in ('one', 'two'):
         it.run(False, image, 4, 1)
-    # All were found: a store was read, and nothing but a recipe written.
+    # All blocks were found: a store was read, and only a recipe written.
     assert first.bytes > 4 * MIB
     assert again.bytes < 2 * MIB
     stores = tmp_path / 'subject' / 'stores'
@@ -264,7 +264,7 @@ def test_single_loads(stored):
 
 
 def test_stores_elsewhere(stored):
-    """One more seek for each sync point, and for each store that is loaded."""
+    """Stores elsewhere cost a seek per sync point, and per loaded store."""
     base = stored('base', single=False)
     elsewhere = stored('elsewhere', elsewhere=True)
     assert [e.far - b.far for b, e in zip(base, elsewhere)] == [2, 1]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the benchmarks measure with is a repository like any other."""
+"""The benchmarks' synthetic repository is like any other."""
 
 import importlib.util
 import os
