@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What can become of a file, or of a directory.
+"""Damages to a file, or to a directory.
 
 A damage is a function of a :class:`Target` and of numbers that choose among
-its many forms, and returns a function that undoes it. Undoing puts back what
-still is as the damage left it: what a task or a user has changed since, on
-purpose, stays. It returns whether it could: what was made in a lost file's
-place would be lost in its turn.
+its many forms, and returns a function that undoes it. Undoing restores only
+what is still as the damage left it: changes that a task or a user has made
+since, on purpose, stay. It returns whether it could: data made in a lost
+file's place would be lost in its turn.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Target:
 
 def _rewrite(target, change):
     """Change the bytes in place; all names of the file have them."""
-    # It is followed wherever it goes: a task may give it another name.
+    # The open file stays the same if a task gives it another name.
     file = open(target.file, 'r+b', buffering=0)
     good = file.read()
     bad = bytearray(good)
@@ -95,7 +95,7 @@ def _put(file, source):
         if there != inode:
             return False
         if file.is_dir():
-            # What was made in it meanwhile goes to where it belongs.
+            # Files made in it meanwhile go to the right directory.
             for p in file.iterdir():
                 if not (aside / p.name).exists() and not (
                         source / p.name).exists():
@@ -147,7 +147,7 @@ def copy_sector(target, one, other):
 
 
 def older_sectors(target, offset, length):
-    """A part of it is what it was: writes that never reached the disk."""
+    """Restore old content of a part: its writes never reached the disk."""
     def change(data):
         source = target.older / target.name
         if source.is_file():
@@ -167,7 +167,7 @@ def empty(target):
 
 
 def older_content(target):
-    """What it was, in the same inode; or nothing, if it was not there."""
+    """Restore the old content in the same inode, or change nothing."""
     source = target.older / target.name
     left = source.read_bytes() if source.is_file() else None
 
@@ -184,13 +184,13 @@ def older_content(target):
 
 
 def older_copy(target):
-    """What it was, as another file, or directory."""
+    """Restore the older version, as another file or directory."""
     source = target.older / target.name
     return _put(target.file, source if source.exists() else None)
 
 
 def same_copy(target):
-    """What it is, but as a file of its own: its other names are others."""
+    """Replace a file by its copy, which loses its other names."""
     aside = target.path / 'copy'
     if target.file.is_dir():
         shutil.copytree(target.file, aside)
@@ -217,7 +217,7 @@ def of_another_repository(target):
 
 
 def swapped(target, number):
-    """With another of its kind."""
+    """Swap the file with another one of its kind."""
     siblings = target.siblings()
     if not siblings:
         return lambda: True
@@ -241,7 +241,7 @@ def swapped(target, number):
 
 
 def directory(target):
-    """In a file's place."""
+    """Put a directory in a file's place."""
     undo = _put(target.file, None)
     target.file.mkdir()
 
@@ -255,12 +255,12 @@ def directory(target):
 # -- in the catalog -----------------------------------------------------------
 
 def record(target, number, form):
-    """A wrong record of the catalog, under LevelDB's right checksums.
+    """Write a wrong record of the catalog, under LevelDB's right checksums.
 
-    Not to be undone: nobody does.
+    It cannot be undone.
 
     :param number: of the record, in the order of their keys
-    :param form: what it becomes, of RECORDS
+    :param form: its new content, of RECORDS
     """
     import plyvel
     with plyvel.DB(str(target.path / 'catalog')) as db:
@@ -275,7 +275,7 @@ def record(target, number, form):
 
 
 def _number_more(key, value):
-    """Numbers in JSON by one more, and the first of what is packed."""
+    """Add one to numbers in JSON, or to the first byte of packed data."""
     if value[:1] == b'{':
         fields = json.loads(value)
         return json.dumps({name: v + 1 if type(v) is int else v
@@ -290,7 +290,7 @@ def _other_types(key, value):
     return value[::-1]
 
 
-#: By name: what becomes of a record, as (key, value) to be put, None: deleted.
+#: By name: the changed record, as (key, value) to be put, None: deleted.
 RECORDS = {
     'missing': lambda key, value: [(key, None)],
     'empty': lambda key, value: [(key, b'')],
@@ -314,7 +314,7 @@ RECORDS = {
 }
 
 
-#: After these what was stored meanwhile may be in what is undone.
+#: The undone file may hold data that was stored after these.
 WHOLE = ('missing', 'older_content', 'older_copy', 'same_copy',
          'of_another_repository', 'swapped', 'directory', 'empty')
 

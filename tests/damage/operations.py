@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whatever reads a repository, or changes it.
+"""Operations that read a repository, or change it.
 
 An operation is a function of a :class:`World`. It may fail with any
-:class:`exceptions.RepositoryError`; whatever else it raises is a failure of
-the case.
+:class:`exceptions.RepositoryError`; any other exception is a failure of the
+case.
 """
 
 import array
@@ -56,7 +56,7 @@ class World:
             self.path, **template.options(self.codec))
 
     def look(self):
-        """Read all images; what is read is right, or raises AssertionError."""
+        """Read all images; an image that is read must be right."""
         self.wrong = {}
         try:
             with self.open() as repo:
@@ -67,10 +67,10 @@ class World:
         return self.wrong
 
     def look_at_all(self):
-        """As :meth:`look`, and at the volume, too.
+        """Read as :meth:`look` does, and the volume, too.
 
-        Who opens a volume owns it, and changes its journals. So this is done
-        in a copy.
+        A process that opens a volume owns it, and changes its journals. So
+        this is done in a copy.
         """
         self.look()
         copy = self.path.parent / 'copy'
@@ -90,8 +90,8 @@ class World:
         counts = self.volume.find(data)
         assert counts is not None, 'the volume was read wrongly'
         if counts != tuple(map(len, self.volume.owners)):
-            # Nobody can tell a journal that was cut from one whose last
-            # records were never written.
+            # A journal that was cut looks like one whose last records were
+            # never written.
             self.wrong[template.VOLUME] = 'its last writes are lost'
 
     def _read(self, repo, image_id, data):
@@ -109,7 +109,7 @@ class World:
 # -- reading ------------------------------------------------------------------
 
 def read(world):
-    """Ranges, extents, and what a daemon would send."""
+    """Read ranges, extents, and the frames that a daemon would send."""
     rng = random.Random(1)
     with world.open() as repo:
         for image_id, data in world.images.items():
@@ -127,7 +127,7 @@ def read(world):
 
 
 def require_check_ends(world):
-    """The second implementation ends, and says what it thinks."""
+    """Require that the checker, the second implementation, ends."""
     checker.check(world.path)
 
 
@@ -145,7 +145,7 @@ def command(world, *words):
 
 
 def commands(world):
-    """All that only look; `image get` writes right bytes or nothing."""
+    """Run all commands that only read; `image get` is right or fails."""
     command(world, 'status')
     command(world, 'image', 'list')
     for image_id, data in world.images.items():
@@ -162,7 +162,7 @@ def pull_all(world):
         try:
             daemon.start()
         except AssertionError:
-            # It may refuse to serve what is so damaged; it says why.
+            # The daemon may refuse to serve the damage; it reports the reason.
             assert daemon.process.poll() is not None, daemon.text()
             assert 'Traceback' not in daemon.text(), daemon.text()
             return
@@ -183,7 +183,7 @@ def pull_all(world):
 
 
 def send_all(world):
-    """To another site: right bytes, or an error that has a name."""
+    """Send to another site: right bytes, or an error that names the file."""
     fresh = repositories.create(world.path.parent / 'site',
                                 block_size=template.BLOCK)
     with world.open() as repo, repositories.open_repository(fresh) as there:
@@ -201,14 +201,14 @@ def send_all(world):
 # -- storing ------------------------------------------------------------------
 
 def store(world):
-    """New blocks, and what there was once more; then some of it goes."""
+    """Store new and known blocks; then delete some of them."""
     with world.open() as repo:
         repositories.put(repo, 'new', template.NEW)
         world.images['new'] = template.NEW
         assert repositories.read_all(repo, 'new') == template.NEW
         for image_id, data in template.IMAGES.items():
-            # It may be found to be a duplicate of what is damaged, and not
-            # be read then; or else it is right.
+            # The content may be found to duplicate damaged blocks, and not be
+            # read then; otherwise it is right.
             again = f'{image_id}-again'
             repositories.put(repo, again, data + template.NEW)
             world.images[again] = data + template.NEW
@@ -244,7 +244,7 @@ def misled(file):
 
 
 def use_filters(world):
-    """What a filter says may be false, and cost no more than room."""
+    """A filter with false hints costs only space."""
     with world.open() as repo:
         repositories.put(repo, 'first', template.NEW)
     world.images['first'] = template.NEW
@@ -273,7 +273,7 @@ def use_filters(world):
 
 
 def delete(world):
-    """An image that is not damaged, and one that may be."""
+    """Delete an image that is not damaged, and one that may be."""
     with world.open() as repo:
         for image_id in ('later', 'holes'):
             with contextlib.suppress(exceptions.ImageNotFound):
@@ -308,7 +308,7 @@ def maintain(*names):
 
 
 class Held(cache_catalog.Held):
-    """What it deletes is not missed."""
+    """A cache's list that drops evicted images from the world."""
 
     def __init__(self, repo, world):
         self._world = world
@@ -320,7 +320,7 @@ class Held(cache_catalog.Held):
 
 
 def evict(world):
-    """Some images of a cache go; those that stay are what they were."""
+    """Evict some images of a cache; the others must stay unchanged."""
     with world.open() as repo, maintainer_role.Maintainer(
             repo) as maintainer, contextlib.closing(
                 Held(repo, world)) as held:
@@ -332,7 +332,7 @@ def evict(world):
 
 
 def help_maintaining(world):
-    """A helper's share is all; then the maintainer takes what it found."""
+    """Run a helper with every group; then the maintainer uses its notes."""
     with world.open() as repo:
         with template.helping(repo) as helper:
             for name in 'scrub', 'recompress':
@@ -349,7 +349,7 @@ collect = maintain('collect')
 
 
 def everything(world):
-    """All tasks, twice, with uploads between them."""
+    """Run all tasks, twice, with uploads between them."""
     for _ in range(2):
         for name in ('account', 'collect', 'merge', 'recompress', 'scrub',
                      'collect'):
@@ -360,12 +360,12 @@ def everything(world):
 
 
 def recover(world):
-    """What comes after the damage was undone."""
+    """Run all tasks after the damage was undone."""
     maintain('collect', 'merge', 'scrub', 'recompress', 'collect')(world)
 
 
 def mark_lost(world):
-    """What it takes to make collection possible again."""
+    """Mark images as lost, so that a collection is possible again."""
     from dedupd.tasks import scrubber
     with world.open() as repo:
         with maintainer_role.Maintainer(repo) as maintainer:
@@ -399,6 +399,6 @@ OPERATIONS = {
     'mark lost': mark_lost,
 }
 READING = ('read', 'check', 'commands', 'pull', 'send')
-#: On what is not damaged: its images must all be read.
+#: These run on undamaged repositories: all images must be readable.
 SOUND = ('filter',)
 CHANGING = tuple(name for name in OPERATIONS if name not in READING + SOUND)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which images a byte of a repository may cost, told by the format alone."""
+"""The images that a damaged byte may cost, by the format alone."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ END = 1 << 40
 
 
 class Oracle:
-    """Of a repository that is intact."""
+    """The oracle of a repository that is intact."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)
@@ -27,7 +27,7 @@ class Oracle:
                         for number in maintenance.groups(path)}
 
     def _blocks_of(self, image_id):
-        """All addresses that a recipe names."""
+        """Return all addresses that a recipe names."""
         data = (self._path / 'images' / image_id).read_bytes()
         blocks = set()
         for at in range(PAGE, len(data), PAGE):
@@ -40,10 +40,10 @@ class Oracle:
         return blocks
 
     def _parts(self, number):
-        """(start, end, shortest, images) of whatever some image needs.
+        """Yield (start, end, shortest, images) of all parts that images need.
 
-        Of a segment that is cut short, nothing can be read, wherever it is:
-        `shortest` is how long the file must be.
+        Nothing of a segment that is cut short can be read: `shortest` is the
+        minimum length of the file.
         """
         group = repositories.Group(self._path, number)
         users = {}

@@ -5,13 +5,12 @@
 The children of a test's own process would hang in LevelDB, if a test before
 them had used that. A case is::
 
-    {"top": ..., "name": "groups/00000001", "damage": "flip",
-     "arguments": [17, 1], "operation": "collect", "hit": ["plain"],
-     "given_up": []}
+  {"top": ..., "name": "groups/00000001", "damage": "flip",
+   "arguments": [17, 1], "operation": "collect", "hit": ["plain"],
+   "given_up": []}
 
 ``hit`` are the images that may be lost, ``given_up`` those that stay lost when
-the damage is undone. The answer has an ``error`` if
-something is wrong.
+the damage is undone. The answer has an ``error`` if something is wrong.
 """
 
 import contextlib
@@ -68,7 +67,7 @@ def _build(job):
 
 
 def _run(job, scratch):
-    """One case: damage, operation, look; undo, look; maintain, look."""
+    """Run a case: damage, operation, read; undo, read; maintain, read."""
     from glance_dedup.base import exceptions
     from glance_dedup.maintenance import reserve
     from tests.damage import damages
@@ -99,7 +98,7 @@ def _run(job, scratch):
         stored = set(world.images).difference(template.IMAGES)
         require_all('damaged without being hit', stored.union(job['hit']))
         undone = undo()
-        # It is as the file: stored in the place of what was lost.
+        # These were stored in the place of lost data, and go with the undo.
         lost = stored if job['damage'] in damages.WHOLE else set()
         lost = lost.union(job['given_up'])
         if not undone:

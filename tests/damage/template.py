@@ -7,11 +7,11 @@
 ``now``
     the repository that is damaged;
 ``older``
-    the same, as it was some uploads, deletions and a merge before;
+    the same, before some uploads, deletions and a merge;
 ``other``
     another repository, with images of the same ids;
 ``facts.json``
-    the images, and what is to be known of them.
+    the images, and facts about them.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ BLOCK = maintenance.BLOCK
 PAGE = repositories.PAGE
 _SECTOR = 512
 
-#: What a test stores beside what is there.
+#: Content that a test stores in addition.
 NEW = noise(9 * BLOCK, 'new')
 
 _TEXT = b''.join(b'line %d of it\n' % i for i in range(1500))
@@ -54,7 +54,7 @@ _FIRST = {
     'text': _TEXT,
     # Blocks of it are shared with 'plain', and named more than once.
     'mixed': mixture(60 * BLOCK, 2, unit=BLOCK) + noise(10 * BLOCK, 1),
-    # Its recipe has two pages of extents.
+    # The recipe of this image has two pages of extents.
     'holes': b''.join(noise(BLOCK, i % 7) + bytes(BLOCK) for i in range(55)),
     'deleted': noise(20 * BLOCK, 'deleted') + noise(5 * BLOCK, 1),
     'merged': noise(6 * BLOCK, 'merged') + _TWIN,
@@ -73,17 +73,17 @@ UNCOUNTED = {
 IMAGES = {**_FIRST, **_LATER, **UNCOUNTED}
 del IMAGES['deleted']
 
-#: What the one volume counts as among the images.
+#: Name of the one volume among the images.
 VOLUME = 'volume disk'
 _VOLUME_SECTORS = 2 * volume_model.PART + 5
-#: What is written to it: checkpoints are made behind the first two.
+#: Writes to the volume: a checkpoint follows each of the first two.
 _DEEDS = [['write', 3, 1000, 20], ['write', volume_model.PART - 4, 1100, 9],
           ['write', 9, 1200, 5], ['write', 5, 0, 3],
           ['write', volume_model.PART, 1300, 30]]
 
 
 def volume():
-    """What the volume holds; the last deeds are in its journal alone."""
+    """Return the volume's model; the last writes are in its journal alone."""
     model = volume_model.Model([0] * _VOLUME_SECTORS, absent=False)
     for deed in _DEEDS:
         model.did(deed)
@@ -134,7 +134,7 @@ def options(codec):
 
 
 def run(worker, name, **arguments):
-    """A task, with such options that it does whatever it can.
+    """Run a task with options that have it do as much as possible.
 
     :param worker: a maintainer or a helper
     """
@@ -150,7 +150,7 @@ def run(worker, name, **arguments):
 
 @contextlib.contextmanager
 def helping(repo):
-    """A helper, as a daemon has one that is no maintainer."""
+    """A helper, as in a daemon that is no maintainer."""
     with (live_hosts.Hosts(repo.path) as hosts,
           helper_daemon.Helper(repo, hosts) as helper):
         yield helper
@@ -172,7 +172,7 @@ def copy(source, target):
 
 def build(top, codec='none'):
     """Make all of them. Takes a process of its own, for LevelDB's sake."""
-    # The room that is kept for the catalog would be most of what is copied.
+    # The space reserved for the catalog would be most of the copied bytes.
     reserve.RESERVE_BYTES = PAGE
     top = pathlib.Path(top)
     path = _create(top / 'now', codec)
@@ -192,8 +192,8 @@ def build(top, codec='none'):
         _age(repo)
         _note(repo)
         _help(repo)
-    # As if the machine had crashed and lost the newest published record: what
-    # committed recipes name lies beyond the published count (N7.3).
+    # A crash of the machine loses the newest published record: committed
+    # recipes name blocks beyond the published count (N7.3).
     last = repositories.Group(path, maintenance.groups(path)[-1])
     last.forget_newest_record()
     last.save()
@@ -228,7 +228,7 @@ def _cut_journals(path):
 
 
 def _help(repo):
-    """Have a helper note what it found: nothing, and no group to shrink."""
+    """Have a helper write notes: no damage, and no group to shrink."""
     with helping(repo) as helper, mock.patch.object(
             recompressor, '_WORTH', 1):
         run(helper, 'scrub', is_mine=lambda group: True)
@@ -236,14 +236,14 @@ def _help(repo):
 
 
 def _note(repo):
-    """Have it be a cache, too, which knows most of its images."""
+    """Make the repository a cache, too, that lists most of its images."""
     with contextlib.closing(cache_catalog.Held(repo)) as held:
         for image_id in repo.images()[1:]:
             held.note(image_id, repo.stat(image_id).size, None)
 
 
 def _create(path, codec):
-    # With one of the codecs blocks are cut by their content.
+    # With a codec blocks are cut by their content.
     return repositories.create(
         path, block_size=BLOCK, group_slots=64, segment_size=4 * BLOCK,
         chunking='fixed' if codec == 'none' else 'content-defined 128 256')
@@ -260,10 +260,10 @@ def _age(repo):
     with maintainer_role.Maintainer(repo) as maintainer:
         run(maintainer, 'account')
         run(maintainer, 'collect')
-    # Nobody gets at what is there: so its blocks are not found.
+    # The groups are locked, so the blocks in them are not found.
     with repositories.collector_in(path, *maintenance.groups(path)):
         put(repo, 'twin', _LATER['twin'])
-    # Merged, and what that leaves in the spool is not settled yet.
+    # The merge has ended, and its spool files are not accounted yet.
     with maintainer_role.Maintainer(repo) as maintainer:
         run(maintainer, 'account')
         _merge_unsettled(maintainer)
@@ -273,7 +273,7 @@ def _age(repo):
         _account_keeping(maintainer)
     repo.delete('gone')
     put(repo, 'fresh', UNCOUNTED['fresh'])
-    # A writer and a maker of a group that died, and one that came to nothing.
+    # Spool files of a dead writer, and of two group creations without result.
     (path / 'spool' / ('T-' + '5a' * 16)).write_bytes(bytes(2 * PAGE))
     (path / 'spool' / ('G-' + '5b' * 16)).write_bytes(bytes(PAGE))
     (path / 'quarantine' / '00000001-8192-0011223344556677').write_bytes(
@@ -295,7 +295,7 @@ def _merge_unsettled(maintainer):
 
 
 def _account_keeping(maintainer):
-    """Account, and keep a second name of what it settles of a merge."""
+    """Account, and restore the spool files of the merge afterwards."""
     spool = pathlib.Path(maintainer.repository.path) / 'spool'
     kept = [p for p in spool.iterdir() if p.name[0] in 'MOX']
     aside = spool.parent / 'aside'

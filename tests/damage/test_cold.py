@@ -2,8 +2,9 @@
 
 """Cold groups whose file, object or slices are wrong in some way.
 
-The right bytes or an error that names the file: no other bytes, no crash, and
-nobody waits for ever. What only this host's slices have is no damage.
+Reading gives the right bytes or an error that names the file: no other bytes,
+no crash, and no endless wait. Damage to this host's slices is no damage to the
+repository.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ AWAY = exceptions.UnavailableError
 
 @pytest.fixture(scope='module')
 def template(tmp_path_factory):
-    """Both groups are cold."""
+    """A repository with two groups, both cold."""
     top = tmp_path_factory.mktemp('cold')
     path = repositories.create(top / 'repository', block_size=BLOCK,
                                group_slots=SLOTS, segment_size=4096)
@@ -72,7 +73,7 @@ class Cold(repositories.Group):
 
 
 def read_all(path):
-    """How the reading of each image ended: None, or its error."""
+    """Return the result of reading each image: None, or its error."""
     found = {}
     with bucket.beside(path), repositories.open_repository(path) as repo:
         for name, data in CONTENTS.items():
@@ -85,7 +86,7 @@ def read_all(path):
 
 
 def maintain(path):
-    """Whatever a maintainer does, nobody is harmed by it."""
+    """Run a maintainer's tasks, which must not do harm."""
     with (bucket.beside(path), repositories.open_repository(path) as repo,
           maintainer_role.Maintainer(repo) as maintainer):
         for _ in range(2):
@@ -136,7 +137,7 @@ def test_no_object(path):
 
 
 def test_another_object(path):
-    """Nothing in the file has the new header's seed."""
+    """A header that names another object is damage."""
     file = Cold(path, 1)
     file.header(88, b'x' * 16)
     file.save()

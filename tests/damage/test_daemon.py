@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The daemon beside damage: it tells, cuts off, and lives on."""
+"""The daemon reports damage, closes broken transfers, and runs on."""
 
 import http.client
 import random

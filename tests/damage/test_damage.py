@@ -29,13 +29,13 @@ ALL = oracle.END
 DIRECTORIES = ('groups', 'images', 'spool', 'catalog', 'spares', 'quarantine',
                'index', 'helpers', 'features')
 
-#: Read in place, these cost nothing but what is hit; the others need a task to
-#: show what becomes of them.
+#: Read in place, damage to these costs only the hit images; damage to the
+#: others shows its effect only after a task.
 READ = ('group', 'recipe', 'parameters', 'key')
 
 
 class Cases:
-    """A template, what is in it, and the server that runs cases on it."""
+    """A template, its files, and the server that runs cases on it."""
 
     def __init__(self, asked, top):
         self.server = asked
@@ -74,13 +74,12 @@ class Cases:
         return self.oracle.hit(name, *span)
 
     def given_up(self, name, damage, operation):
-        """What no undoing brings back, by design.
+        """Return the images that no undoing restores, by design.
 
         A name that is lost before its image was counted cannot be told from
-        that of an upload which was never committed; and who makes the catalog
-        anew gives up the images that are lost. What was cut off the group that
-        is being filled is written over by the next upload, if its published
-        record is lost too.
+        that of an upload which was never committed; and rebuilding the catalog
+        gives up the lost images. Data cut off the group that is being filled
+        is overwritten by the next upload, if its published record is lost too.
         """
         if name == max(self.files('group')) and damage == 'truncate':
             return self.oracle.hit(name)
@@ -178,7 +177,7 @@ def needs_file(damage):
 
 
 def is_end(name, damage, arguments):
-    """Whether the volume seems to be one that was being deleted.
+    """Return whether the volume seems to be one that was being deleted.
 
     Its directory has no journal then, and the next collection removes it (V9).
     """
@@ -216,9 +215,9 @@ def lists_of(cases):
 
 
 def test_each_byte_of_lists(cases):
-    """Of each segment that has one, its header and its list.
+    """Damage each byte of the header and list of each segment with one.
 
-    A reader need not look at the checksum over all of the segment.
+    A reader need not verify the checksum over all of the segment.
     """
     found = lists_of(cases)
     assert found
@@ -235,7 +234,7 @@ def test_each_byte_of_lists(cases):
 @pytest.mark.long
 @pytest.mark.parametrize('seed', range(3))
 def test_reading_everywhere(cases, seed):
-    """Three times: every byte of what is small, 20,000 of what is not."""
+    """Three times: every byte of small files, 20,000 of the others."""
     found = reading(cases, random.Random(seed), 20000)
     random.Random(seed).shuffle(found)
     assert cases.require_read(found[:40000]) > 10000
@@ -244,7 +243,7 @@ def test_reading_everywhere(cases, seed):
 # -- tasks --------------------------------------------------------------------
 
 def working(cases, rng, most, chosen=operations.CHANGING):
-    """For each structure and form a few cases, under some operation."""
+    """Return a few cases for each structure and form, with an operation."""
     found = []
     for structure in template.STRUCTURES:
         names = cases.files(structure)
@@ -265,7 +264,7 @@ def working(cases, rng, most, chosen=operations.CHANGING):
 
 
 def test_working(cases):
-    """What is damaged costs nothing that is not."""
+    """Damage costs only the damaged images, under any operation."""
     rng = random.Random(2)
     found = working(cases, rng, 2)
     for case in rng.sample(found, 12):
@@ -280,7 +279,7 @@ def test_working_everywhere(cases, seed):
 
 
 def test_readers(cases):
-    """Each of them once for its own sake."""
+    """Each reading operation runs once by itself."""
     rng = random.Random(6)
     for name in (*operations.READING, 'filter'):
         cases.need(*rng.choice(working(cases, rng, 1, [name])))
@@ -298,7 +297,7 @@ def test_readers_everywhere(cases, name):
 # -- the catalog's contents ---------------------------------------------------
 
 def records(rng, number):
-    """Of so many records of the catalog each form."""
+    """Return cases with each form of wrong record, this many times."""
     return [('catalog', 'record', [rng.randrange(1000), form],
              rng.choice(operations.CHANGING))
             for _ in range(number) for form in damages.RECORDS]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What has valid checksums and is wrong all the same, or is no file at all.
+"""Wrong contents under valid checksums, and paths that are no files.
 
-The right bytes or an error, never anything else.
+Reading gives the right bytes or an error, never anything else.
 """
 
 import faulthandler
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.slow
 BLOCK = 512
 PAGE = 4096
 
-# What may come instead of the bytes.
+# Errors that may come instead of the bytes.
 ERRORS = (exceptions.DamagedError, exceptions.VersionError)
 
 CONTENTS = {
     'plain': noise(40 * BLOCK, 1),
     'text': b''.join(b'line %d of it\n' % i for i in range(1500)),
     'mixed': mixture(60 * BLOCK, 2, unit=BLOCK) + noise(10 * BLOCK, 1),
-    # Its recipe has two pages of extents.
+    # The recipe of this image has two pages of extents.
     'holes': b''.join(noise(BLOCK, i) + bytes(BLOCK) for i in range(55)),
 }
 
@@ -67,7 +67,7 @@ def files(path):
 
 
 def in_batches(function):
-    """In a child, since what is looked for could crash or hang it."""
+    """Run in a child, since the function could crash or hang it."""
     def child():
         faulthandler.enable(file=sys.__stderr__)
         faulthandler.dump_traceback_later(100, exit=True,
@@ -77,7 +77,7 @@ def in_batches(function):
 
 
 def judge(path, damaged=None, contents=CONTENTS, stores=False):
-    """Read everything; returns the ids of those that could not be read.
+    """Read everything; return the ids of the unreadable images.
 
     The first word about what is wrong must be the damaged file's name.
     """
@@ -153,7 +153,7 @@ def test_something_else_in_a_files_place(path, kind):
                         lost.append(image_id)
                         assert name in str(e) or (
                             kind == 'missing' and image_id in str(e)), e
-                # Storing goes on beside it.
+                # Storing continues despite the damage.
                 put(repo, 'new', noise(3000, 5))
                 assert read_all(repo, 'new') == noise(3000, 5)
                 repo.delete('new')
@@ -195,14 +195,14 @@ def test_fifo_in_the_place_of_one_of_the_repositorys_own(path, name):
 # -- older copies -------------------------------------------------------------
 
 def fill_last_group(repo):
-    """So that the next image has a group of its own."""
+    """Fill the group, so that the next image has a group of its own."""
     names = sorted(os.listdir(os.path.join(repo.path, 'groups')))
     room = 64 - Group(repo.path, int(names[-1], 16)).used()
     put(repo, 'filling', noise(room * BLOCK, 'filling'))
 
 
 def test_group_replaced_by_its_older_copy(path):
-    """What came later is lost; what came before is not."""
+    """Images stored after the older copy are lost; the others are whole."""
     with open_repository(path, threads=0) as repo:
         fill_last_group(repo)
         put(repo, 'before', noise(5 * BLOCK, '11'))
@@ -218,7 +218,7 @@ def test_group_replaced_by_its_older_copy(path):
                 'after': noise(5 * BLOCK, '12')}
     assert in_batches(
         lambda: judge(path, 'groups/', contents)) == ['after']
-    # And now its slots are used by another: still an error.
+    # Another image uses the slots now: reading is still an error.
     with open_repository(path, threads=0) as repo:
         put(repo, 'usurper', noise(5 * BLOCK, '13'))
         extents = list(repo.open_image('usurper').extents())
@@ -244,7 +244,7 @@ def test_group_whose_older_copy_has_a_freed_blocks_successor(path):
 
 
 def test_recipe_replaced_by_its_older_copy(path):
-    """It is intact in itself; who knows the upload notices."""
+    """An older recipe is intact, and only its upload's id shows the change."""
     with open_repository(path, threads=0) as repo:
         fill_last_group(repo)
         first = put(repo, 'image', noise(5 * BLOCK, '31'))
@@ -324,7 +324,8 @@ def test_hostile_entries(path):
                     except ERRORS as e:
                         assert group.path.name in str(e)
                         continue
-                    # With another's checksum it may be another's block.
+                    # With another block's checksum the bytes may be that
+                    # block's.
                     assert found == data or kind == 4
                     assert len(found) == len(data)
             group.data = bytearray(good)
@@ -380,7 +381,7 @@ def test_hostile_published_records(path):
                     record[0] = rng.choice([(1 << 64) - 1, (1 << 64) - 2])
                 group.write_record(record)
                 group.save()
-            # Of what is stored by now nothing depends on the records.
+            # Stored images do not depend on the records.
             assert judge(path.parent / 'spoilt', stores=True) == []
             shutil.rmtree(path.parent / 'spoilt')
         return True
@@ -411,7 +412,7 @@ def test_hostile_recipes(path):
                        (1 << 64) - 1]
 
     def read_somehow(repo, image_id):
-        # Not all of it: it may claim to have any size.
+        # Read only parts: the recipe may claim to have any size.
         with repo.open_image(image_id) as image:
             for offset in (0, 1, 5000, image.size // 2,
                            max(0, image.size - 100), 1 << 50):

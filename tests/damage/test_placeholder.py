@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Damage to what is left of the last group when everything was deleted.
+"""Damage to the last group's placeholder after all images were deleted.
 
 It has no block to lose. But new groups are numbered from it, uploads go on
-beside it, and a collection may not take the damage for an empty group.
+with it damaged, and a collection may not take the damage for an empty group.
 """
 
 import pytest
@@ -52,7 +52,7 @@ def left(request, tmp_path_factory):
 
 
 def require_progress(left, tmp_path, change):
-    """With one change, uploads and collections do; and the number stays."""
+    """Require that uploads and collections work after one change."""
     old, number = left
     path = tmp_path / 'repository'
     template.copy(old, path)
