@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the maintainer does in workloads."""
+"""The maintainer's actions in workloads."""
 
 import contextlib
 from unittest import mock
@@ -43,7 +43,7 @@ def collect(maintainer, live_share=50, evacuate_share=10):
 
 
 class Held(cache_catalog.Held):
-    """Tells the journal which images it deletes."""
+    """A cache's list that records evicted images in the journal."""
 
     def __init__(self, repo, stage):
         self._stage = stage
@@ -56,7 +56,7 @@ class Held(cache_catalog.Held):
 
 
 def evict(maintainer, held, freed, coming=lambda: 0):
-    """As much as it takes to give so many bytes back."""
+    """Evict images until so many bytes are free."""
     with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
         return evictor.run_once(
             maintainer, pacing.Pace(), held,
@@ -64,7 +64,7 @@ def evict(maintainer, held, freed, coming=lambda: 0):
 
 
 def recompress(worker, level=1, steps=None, worth=32, similar=False):
-    """All that is to be done; or so many steps, then it makes way.
+    """Run to the end, or stop after so many steps.
 
     :param worker: a maintainer or a helper
     :param worth: -1: files are exchanged though nothing is gained

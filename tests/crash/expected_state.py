@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What must be there after a crash.
+"""The state required after a crash.
 
-The marks in a journal tell which operations began and which were acknowledged
-before the crash; :class:`Expectation` keeps what each image may be then.
+The marks in a journal record which operations began and which were
+acknowledged before the crash; :class:`Expectation` has the possible contents
+of each image then.
 """
 
 import functools
@@ -41,7 +42,7 @@ def _digests(seed, blocks):
 
 
 class Expectation:
-    """What the images may be.
+    """Possible contents of the images.
 
     :ivar created: whether it must be a repository
     :ivar images: by its id, the contents that an image may have: specs, and
@@ -68,7 +69,7 @@ class Expectation:
         getattr(self, f'_{fields.pop("op")}')(**fields)
 
     def is_at_risk(self, spec):
-        """Whether an image stored now may name a damaged block.
+        """Return whether an image stored now may name a damaged block.
 
         A hit is verified by its entry, not by its bytes (I5).
         """
@@ -142,7 +143,7 @@ class Expectation:
             (model.killed if killed else model.crashed)()
 
     def digest(self):
-        """Of what is expected; equal ones are equal."""
+        """Return a digest of the expectation; equal ones are equal."""
         return json.dumps([self.created, self.images,
                            self._volumes_dumped(),
                            sorted(self.damaged), self.harmed,

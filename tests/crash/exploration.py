@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Recording workloads, and trying the states that a crash may leave of them.
+"""Recording workloads, and trying the states that a crash may leave.
 
-To be run in a process into which the recorder is preloaded (``explorer.py``
-sees to that). It opens no repository itself: whatever does so is a child.
+This runs in a process into which ``explorer.py`` has preloaded the recorder.
+It opens no repository itself: a child process does that.
 """
 
 import copy
@@ -42,7 +42,7 @@ RECOVERY_STATES = 12    # of one recovery, at most
 
 
 class Scene:
-    """What was recorded: a base, and what happened to it since.
+    """A recording: a base, and the changes to it since.
 
     :ivar base: a FileSystem as it was before
     :ivar expectation: of then
@@ -74,13 +74,13 @@ class Scene:
                 f'{self.records[point - 1]}')
 
     def specs(self, point):
-        """All contents that were stored before."""
+        """Return all contents that were stored before."""
         marks = (json.loads(made.data) for made in self.records[:point]
                  if made.kind is record.Kind.MARK)
         return [mark['spec'] for mark in marks if mark.get('spec')]
 
     def pauses(self, point):
-        """The points before, between two deeds, when nobody has locks."""
+        """Return the earlier points between two operations, without locks."""
         if self.name.endswith('-meeting'):
             return []
         return [i for i, made in enumerate(self.records[:point - 1], 1)
@@ -88,7 +88,7 @@ class Scene:
 
 
 class State:
-    """One state to be verified; `strategy` and `number` say which choice."""
+    """One state to be verified; `strategy` and `number` identify it."""
 
     def __init__(self, scene, seed, point, strategy, number):
         self.scene = scene
@@ -125,7 +125,7 @@ class State:
         return choice is not None
 
     def key(self):
-        """Equal for equal states; and what is varied besides the disk's."""
+        """Return a key, equal for equal states, with the other variations."""
         more = None
         if self.strategy == states.SURVIVOR:
             more = (self.scene.name, self.point, self.begin)
@@ -144,8 +144,8 @@ class State:
         filter_file = None
         if self.strategy == 'kill' and self.number == 1:
             filter_file = self.scene.filter_file
-        # What a merge lost is noticed by a merge alone, and there may be few
-        # points at which a crash loses it.
+        # Only a merge notices what a merge lost, and there may be few points
+        # at which a crash loses it.
         merge = self.scene.name.startswith('merging') or self.point % 2 == 0
         return verify.verify(world, self.expectation, filter_file, merge)
 
@@ -220,7 +220,7 @@ class Explorer:
         world = os.path.join(top, 'world')
         state.tree.write(world)
         if state.strategy == 'kill':
-            # What the one that was killed had not synced still is not.
+            # Data that the killed process had not synced is still not synced.
             base = fs
             base.move(world)
         else:
@@ -358,7 +358,7 @@ class Explorer:
             self._reap()
 
     def verify(self, state):
-        """One state alone."""
+        """Verify one state alone."""
         self.start(state)
         self._drain()
 

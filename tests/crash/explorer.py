@@ -6,10 +6,11 @@ Each workload is run once under record. Then, for points of its journal and
 strategies of ``states.py``, the state that a crash there may leave is made on
 a real file system (one in memory), recovered, and verified by ``verify.py``;
 some recoveries are recorded in their turn, and crash, twice.
-In other states (``survivor``) another process was killed, and one that had the
-repository open goes on.
 
-A command line, which needs nothing but the engine built in the tree::
+In other states (``survivor``) another process was killed, and a process that
+had the repository open goes on.
+
+It is a command, which needs only the engine built in the tree::
 
     python -m tests.crash.explorer [--tree DIRECTORY] [--workload NAME,...]
         [--states NUMBER] [--seed NUMBER] [--recoveries NUMBER]
@@ -19,12 +20,12 @@ A command line, which needs nothing but the engine built in the tree::
 ``--tree`` is another copy of the project, whose tests and engine (built in
 place) are used; ``--states`` counts the distinct states of each workload,
 without those of recoveries. Each finding is a line of JSON on the standard
-output: what is wrong, at which point of the journal, where the state's tree is
-kept (below the directory of ``--keep``), and a command that makes and verifies
-the very same state again, or with ``--make DIRECTORY`` only makes it there.
-The last line is a summary: the distinct states, and how many by which
-strategy. It ends after ``--most`` findings (1 if not told otherwise). The exit
-status is 1 if there was a finding, 0 if there was none.
+output: the error, the point of the journal, the directory of the state's tree
+(below the directory of ``--keep``), and a command that makes and verifies the
+same state again, or with ``--make DIRECTORY`` only makes it there. The last
+line is a summary: the distinct states, and their number by strategy. It ends
+after ``--most`` findings (1 by default). The exit status is 1 if there was a
+finding, 0 if there was none.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def parse(argv):
 
 
 def preload(argv, tree):
-    """Begin anew as a process with the recorder, and with the tree's modules.
+    """Restart as a process with the recorder, and with the tree's modules.
 
     Does not return.
     """
@@ -122,7 +123,7 @@ def main(argv):
     arguments = parse(argv)
     if PRELOADED not in os.environ:
         preload(argv, os.path.abspath(arguments.tree))
-    # It stays loaded.
+    # The process has loaded it, so the file can go.
     shutil.rmtree(os.environ[PRELOADED], ignore_errors=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(2))
     from tests.crash import exploration

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a file system may have after a crash: a model.
+"""A model of the files that a file system may have after a crash.
 
 It assumes no more than "What a crash may do" of the design document. A
-:class:`FileSystem` is fed with a journal's records; at any point it knows, of
-each file, what is durable and what was written since its last sync, and of
-each name what it led to at its directory's last fsync, and since. A
-:class:`Choice` says what of that the crash leaves, and
-:meth:`FileSystem.crash` makes a :class:`Tree` of it, which can be written to
-a real file system.
+:class:`FileSystem` is fed with a journal's records; at any point it has, of
+each file, the durable data and the writes since its last sync, and of each
+name its target at its directory's last fsync, and since. A :class:`Choice`
+selects the part that the crash leaves, and :meth:`FileSystem.crash` makes a
+:class:`Tree` of it, which can be written to a real file system.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ class Change:
     __slots__ = ('number', 'sectors', 'length')
 
     def __init__(self, number, sectors, length):
-        self.number = number        #: of the record
+        self.number = number        # : of the record
         self.sectors = sectors      #: what each holds after it, 512 bytes
         self.length = length        #: of the file, after it
 
@@ -77,7 +76,7 @@ class File:
             self.changes = []
 
     def content(self, kept, length):
-        """What it holds after a crash.
+        """Return the content after a crash.
 
         :param kept: for each change None (lost), True, or the sectors of it
             that are kept
@@ -108,7 +107,7 @@ class Event:
 
     def __init__(self, number, halves):
         self.number = number
-        self.halves = halves        #: (directory, name, what it leads to)
+        self.halves = halves        # : (directory, name, its target)
         self.durable = False        #: for one of its directories
 
 
@@ -117,7 +116,7 @@ class Directory:
         self.number = number
         self.durable = {}           #: names: File or Directory
         self.names = {}
-        self.events = {}            #: names: [(Event, what it leads to)]
+        self.events = {}            # : names: [(Event, its target)]
 
     def sync(self):
         for events in self.events.values():
@@ -128,12 +127,12 @@ class Directory:
 
 
 class Choice:
-    """What of what is not durable a crash leaves.
+    """The part of the volatile data that a crash leaves.
 
     :ivar data: whether all of it is kept of files that `files` does not name
     :ivar names: the same of names
     :ivar files: of File: (kept, length) as in File.content
-    :ivar contents: of File: what it is
+    :ivar contents: of File: its content
     :ivar versions: of (Directory, name): how many of its events happened
     """
 
@@ -146,7 +145,7 @@ class Choice:
 
 
 class Tree:
-    """What is there after a crash.
+    """The files and directories after a crash.
 
     :ivar files: paths relative to the top: (number of the inode, content)
     :ivar directories: paths, each after its parent
@@ -168,7 +167,7 @@ class Tree:
         return digest.digest()
 
     def contents(self):
-        """What is at each path; None: a directory."""
+        """Return the content of each path; None: a directory."""
         return {**dict.fromkeys(self.directories),
                 **{path: content
                    for path, (_, content) in self.files.items()}}
@@ -194,7 +193,7 @@ class Tree:
 class FileSystem:
     """The state of a directory in the course of a journal.
 
-    :param root: the path of a directory; what is in it is durable
+    :param root: the path of a directory; its content is durable
     :ivar inodes: File or Directory by the number of the inode
     """
 
@@ -231,11 +230,11 @@ class FileSystem:
         return directory
 
     def move(self, root):
-        """It is in another directory now, and as it was."""
+        """Refer to an equal copy in another directory from now on."""
         self.inodes = {os.stat(os.path.join(root, path)).st_ino: target
                        for path, target in self.paths()}
 
-    # -- what happens -----------------------------------------------------
+    # -- changes --------------------------------------------------------------
 
     def feed(self, made):
         """Take the next record."""
@@ -290,7 +289,7 @@ class FileSystem:
             else:
                 yield below, target
 
-    # -- what is not durable ----------------------------------------------
+    # -- volatile data --------------------------------------------------------
 
     def changed_files(self):
         return [f for f in self.files if f.changes]
@@ -308,7 +307,7 @@ class FileSystem:
         return tree
 
     def _versions(self, choice):
-        """How many events of each name happened.
+        """Return the number of events of each name that happened.
 
         A rename that happened to one of its names happened to the other.
         """

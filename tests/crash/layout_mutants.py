@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Bugs in what groups and shards look like, for ``mutants.py``.
+"""Bugs in the layout of groups and shards, for ``mutants.py``.
 
 Segments with lists of slots, packed shards of the exact index, placeholders.
-Their bytes are checked whenever they are read, so the tests of what reads them
-find these bugs.
+Their bytes are checked whenever they are read, so the readers' tests find
+these bugs.
 """
 
 from tests.crash.mutant import Edit

@@ -62,7 +62,7 @@ def _account_some(maintainer, steps):
 
 @workload
 def deleter_killed(stage):
-    """A deleter was killed before its last fsync; what it did is settled."""
+    """A deleter was killed before its last fsync; accounting finishes it."""
     stage.create()
     with stage.open() as repo:
         stage.put(repo, 'a', (1, 20), (2, 10))
@@ -84,7 +84,7 @@ def deleter_killed(stage):
 
 @workload
 def collection(stage):
-    """Freeing, punching, a group unlinked; uploads go on meanwhile."""
+    """A collection frees, punches and unlinks; uploads go on meanwhile."""
     stage.create()
     with stage.open() as repo, stage.open() as other:
         for number in range(6):
@@ -144,7 +144,7 @@ def collection_meeting(stage):
                 stage.delete(other, f'image-{number}')
                 with stage.held(call, path, lambda: deeds.collect(
                         maintainer, live_share=95, evacuate_share=0)):
-                    # What is just being collected, or about to be.
+                    # The groups are just being collected, or next.
                     stage.put(other, f'new-{number}', (number + 1, 14),
                               (60 + number, 3))
                     if number:
@@ -155,7 +155,7 @@ def collection_meeting(stage):
 def evicting(stage):
     """A cache lets images go, while others come; its list is written."""
     stage.create()
-    # By nothing but what is said here.
+    # The list is only written at the explicit calls.
     with (stage.open() as repo, stage.open() as other,
           mock.patch.object(cache_catalog, 'SAVE_INTERVAL', 1e6)):
         held = deeds.Held(repo, stage)
@@ -201,9 +201,10 @@ def rewriting(stage):
 
 @workload
 def recompressing(stage):
-    """Sealed groups are compressed again, with all others going on.
+    """Sealed groups are recompressed while other operations go on.
 
-    It makes way in the middle of one, and keeps those where it is in vain.
+    It is interrupted in the middle of a group, and leaves a group unchanged if
+    it gains nothing.
     """
     stage.create()
     with stage.open() as repo, stage.open() as other:
@@ -265,7 +266,7 @@ def ordering(stage):
         stage.put(repo, 'before', (1, 10), (900, 20))
     with stage.open(codec='zstd') as repo, stage.open() as other:
         for number in range(4):
-            # Those from 900 on compress, others do not.
+            # Blocks from 900 on compress, others do not.
             stage.put(repo, f'image-{number}', *(
                 (start + 20 * number + i, 8) for i, start in enumerate(
                     (900, 100) * 3)))
@@ -293,7 +294,7 @@ def ordering(stage):
 
 
 def require_placeholder(path):
-    """One group is left, which may have lists, and has no slot in use."""
+    """Require a single group, with no slot in use; it may have lists."""
     number, = maintenance.groups(path)
     file = repositories.Group(path, number)
     assert file.data[8] == 2 and file.record()[2] == 0, number
@@ -312,7 +313,7 @@ def require_lists(path):
 
 @workload
 def helping(stage):
-    """A helper recompresses and scrubs, beside the maintainer."""
+    """A helper recompresses and scrubs at the same time as the maintainer."""
     stage.create()
     with (stage.open() as repo, stage.open() as other,
           deeds.maintaining(repo) as maintainer,
@@ -359,7 +360,7 @@ def tiering(stage):
                 stage.put(other, f'more-{number}', (200 + 70 * number, 70))
             require_cold(stage.path, 1)
             repositories.read_all(other, 'image-2')
-            # Of a group that is cold, some blocks go.
+            # Some blocks of a cold group are deleted.
             stage.delete(repo, 'image-1')
             stage.delete(repo, 'image-3')
             deeds.collect(maintainer, evacuate_share=0)
@@ -407,7 +408,7 @@ def evacuation(stage):
 def merging(stage):
     """Duplicates that the upload missed are merged.
 
-    The last ones come to lower addresses than those that the index has.
+    The last ones get lower addresses than those in the index.
     """
     def others(group):
         """No upload finds this group's blocks, or appends to it."""
@@ -442,7 +443,7 @@ def merging(stage):
 def merging_on_two_hosts(stage):
     """A helper writes runs, and merges and splits shards of the index.
 
-    The maintainer takes in what the helper found, and goes on with the index.
+    The maintainer takes the helper's results, and continues with the index.
     """
     stage.create()
     with (stage.open() as repo, stage.open() as other,
@@ -487,7 +488,7 @@ def scrubbing(stage):
 
 @workload
 def spares(stage):
-    """Spare copies are made, and stand in for a damaged block."""
+    """Spare copies are made, and replace a damaged block."""
     stage.create()
     with stage.open() as repo:
         for image in 'abc':
@@ -547,7 +548,7 @@ def _replace(catalog, other):
             content = f.read()
         if name.startswith('LOG'):
             continue
-        # As LevelDB makes CURRENT: no crash leaves a part of it.
+        # LevelDB makes CURRENT the same way: no crash leaves a part of it.
         made = os.path.join(catalog, '000000.dbtmp')
         with open(made, 'wb', buffering=0) as f:
             if content:
@@ -615,7 +616,7 @@ def first_lists(stage):
 
 @workload
 def first_cold_group(stage):
-    """Both features that it needs are set."""
+    """The first cold group sets both features that it needs."""
     stage.create()
     with bucket.beside(stage.path), stage.open() as repo:
         bucket.attach(repo)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a mutant is; ``mutants.py`` has them."""
+"""The class of mutants; ``mutants.py`` has the mutants."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """One place of the sources, and what is put there."""
+    """One place of the sources, and its new text."""
 
     file: str
     """Relative to the top. It is no header, because a changed header needs the

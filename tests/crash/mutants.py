@@ -3,21 +3,20 @@
 """Bugs put in on purpose, to show that the tests find them.
 
 A mutant is a small change to the engine or to the maintainer by which a rule
-of the guide is broken. :data:`MUTANTS` has them all; a new rule of
-ordering gets a mutant there, and a new layout one in ``layout_mutants.py``.
-Each says what must notice it: a workload of the crash explorer, or, where a
-crash alone shows nothing, the ordinary tests that do. ``test_mutants.py`` sees
-to it that they do.
+of the guide is broken. :data:`MUTANTS` has them all; a new rule of ordering
+gets a mutant there, and a new layout one in ``layout_mutants.py``. Each names
+the test that must notice it: a workload of the crash explorer, or, if a crash
+alone shows nothing, ordinary tests. ``test_mutants.py`` verifies it.
 
 :class:`Builder` makes a tree with one mutant in it: a copy of the sources, and
-an engine in which only the changed files are compiled anew. By hand::
+an engine in which only the changed files are compiled again. By hand::
 
     python -m tests.crash.mutants                   # lists them
     python -m tests.crash.mutants NAME DIRECTORY    # makes a tree of one
     cd DIRECTORY; PYTHONPATH=. python -m pytest tests/...
 
-An edit's old text must be found exactly once, else the mutant has rotten and
-its test fails: it is to be brought up to date with the code.
+An edit's old text must be found exactly once, otherwise the mutant is outdated
+and its test fails: it must be updated to the code.
 """
 
 import concurrent.futures
@@ -38,7 +37,8 @@ TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 _COPIED = ('glance_dedup', 'dedupd', 'tests')
 _ALONGSIDE = ('bindep.txt', 'pyproject.toml', 'setup.cfg', 'tox.ini')
 _ENGINE = 'glance_dedup/_engine.abi3.so'
-# What the tests in C do not compile would only seem to be found by them.
+# The options of the tests in C: a mutant that does not compile with them would
+# only seem to be found.
 _COMPILE = ['gcc', '-std=c11', '-O1', '-g', '-fPIC', '-fvisibility=hidden',
             '-Wall', '-Wextra', '-Werror', '-pthread', '-D_GNU_SOURCE',
             '-DPy_LIMITED_API=0x030B0000']
@@ -87,7 +87,7 @@ _MOMENTS = ('tests/functional/test_volume_moments.py::'
             'test_snapshots[library-50]',)
 
 
-# One checksum over the whole fingerprint store, beside those of the entries.
+# One checksum over the whole fingerprint store, besides those of the entries.
 _PAGE_CHECKSUM = '''\
 /* The store's own checksum is in what are zeros otherwise. */
 enum { STORE = 8 * GD_SECTOR, PAGE_AT = 2048, PAGE_SIZE = 2048 + STORE };
@@ -189,8 +189,8 @@ MUTANTS = (
             Edit(_GROUP,
                  '    return gd_sync_dir(env, root, GD_DIR_GROUPS, err);\n',
                  '    return GD_OK;\n'),
-            # The next one that appends to it, which is the same one, makes
-            # sure of it, too.
+            # The next process that appends to it, which is the same one, syncs
+            # it, too.
             Edit(_GROUP,
                  'return gd_sync_dir(group->env, root, GD_DIR_GROUPS, err);',
                  '(void)group, (void)root, (void)err;\n'
@@ -871,7 +871,7 @@ class Builder:
         self._directory = directory
 
     def build(self, mutant: Mutant | None, tree: pathlib.Path) -> None:
-        """Make a tree that must not exist yet; of no mutant: all is good.
+        """Make a tree that must not exist yet; without a mutant all is good.
 
         :raises RottenError: as its name says
         :raises subprocess.CalledProcessError: if it does not compile
@@ -917,7 +917,7 @@ class Builder:
 
 
 def environment(tree: pathlib.Path) -> dict[str, str]:
-    """For a Python that is to run what is in a tree."""
+    """Return the environment for a Python that runs a tree's code."""
     return {**os.environ, 'PYTHONPATH': str(tree),
             'PYTHONDONTWRITEBYTECODE': '1'}
 

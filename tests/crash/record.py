@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The journal of what a process did to the files below a directory.
+"""The journal of a process's changes to the files below a directory.
 
-Written by ``tests/functional/journal.c``, which says what a record holds.
+``tests/functional/journal.c`` writes it, and describes a record.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _RECORD = struct.Struct('<IIQQQQQHHI')
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """One call that was made; what of it means what, says journal.h."""
+    """One call of the process; journal.h describes the fields."""
 
     kind: Kind
     inode: int
@@ -73,7 +73,7 @@ class Record:
 
 
 def read(path):
-    """All records of a journal, in their order."""
+    """Return all records of a journal, in their order."""
     records = []
     with open(path, 'rb') as f:
         data = f.read()
@@ -105,7 +105,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def held(self, call, path, work):
-        """Have a thread do some work, and hold it up within.
+        """Have a thread do some work, and suspend it within.
 
         :param call: of the C library, at whose next one it waits
         :param path: of the file that the call is made on, as it begins,
@@ -132,5 +132,5 @@ class Recorder:
             raise failures[0]
 
     def mark(self, **fields):
-        """Note what begins, or has been acknowledged."""
+        """Record the beginning or the acknowledgement of an operation."""
         self._library.witness_mark(json.dumps(fields).encode())

@@ -28,7 +28,7 @@ def create(stage, repo, name, size, image=None, sectors=()):
 
 
 def roll_back(stage, repo, name, image, sectors):
-    """Give a volume that nobody owns the sectors of an image."""
+    """Give a volume without an owner the sectors of an image."""
     deed = ['become', list(sectors)]
     model = stage.volumes[name]
     for phase, fields, note in (
@@ -53,7 +53,7 @@ def delete(stage, repo, name):
 
 @contextlib.contextmanager
 def opened(stage, repo, name):
-    """Own a volume that an owner before closed, who may not have flushed."""
+    """Own a volume whose last owner closed it, perhaps without a flush."""
     with openvolumes.open_volume(repo, name) as volume:
         stage.mark(op='volume', phase='opened', name=name)
         yield RecordedVolume(stage, name, volume)
@@ -78,7 +78,7 @@ def recovered(stage, repo, name, model):
 class RecordedVolume:
     """A volume that a workload owns.
 
-    :ivar sectors: what it holds now
+    :ivar sectors: its current content
     """
 
     def __init__(self, stage, name, volume):
@@ -97,7 +97,7 @@ class RecordedVolume:
     def write(self, at, count, first=None):
         """Write sectors.
 
-        :param first: the number of the first; None: numbers that nobody has
+        :param first: the number of the first; None: numbers that no sector has
             had; 0: zeros
         """
         if first is None:
@@ -145,7 +145,7 @@ class RecordedVolume:
         self._model.returned()
 
     def _keep(self, work):
-        """What was written before is durable after it."""
+        """Make all earlier writes durable."""
         number = self._model.number()
         work()
         self._kept(number)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where a workload works, and what users do there."""
+"""The repository of a workload, and the operations of users."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class Stage:
     """The repository in which a workload works.
 
     :param world: the directory that is recorded; the repository is in it
-    :param side: a directory for what is not part of it, as the filter
+    :param side: a directory for files outside of it, such as the filter
     """
 
     def __init__(self, world, side, recorder):
@@ -38,11 +38,11 @@ class Stage:
         self._fresh = SECTORS
 
     def fresh(self, count):
-        """The first of so many numbers of sectors that nobody has had."""
+        """Return the first of so many unused numbers of sectors."""
         self._fresh += count
         return self._fresh - count
 
-    # -- what users do ----------------------------------------------------
+    # -- operations of users --------------------------------------------------
 
     def create(self, **parameters):
         self.mark(op='create', phase='begin')
@@ -76,7 +76,7 @@ class Stage:
         self.mark(op='put', phase='aborted', image=image)
 
     def receive(self, repo, home, image, *spec, lots=None):
-        """All that another repository sends; or some lots, and no more."""
+        """Receive all lots of another repository; or only some."""
         self.mark(op='put', phase='begin', image=image, spec=spec)
         with contextlib.closing(replicas.Sending(home, image)) as sending:
             with sending.replica(repo) as replica:
@@ -87,7 +87,7 @@ class Stage:
             self.mark(op='put', phase='aborted', image=image)
 
     def arrive(self, repo, home, image, *spec, most=None):
-        """What comes from another repository, read while it comes."""
+        """Read an image while it arrives from another repository."""
         client = fake_peer.Client(home, most)
         arrivals = arrival_list.Arrivals(repo, lambda token: client)
         data = make(spec)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which of the states that a crash may leave are tried.
+"""Chooses the states to try among those that a crash may leave.
 
-Each strategy makes, of what is not durable at a point, one
-:class:`filesystem.Choice`; those that leave it to chance do so by the seed,
-the point, their name and a number, so that each can be made again.
+Each strategy makes one :class:`filesystem.Choice` from the volatile data at a
+point; the random ones use the seed, the point, their name and a number, so
+that each can be made again.
 """
 
 import random
@@ -15,7 +15,7 @@ SECTOR = filesystem.SECTOR
 Choice = filesystem.Choice
 
 STRATEGIES = {}
-#: Those that have one state for each point.
+#: Strategies that have one state for each point.
 SINGLE = set()
 
 
@@ -31,7 +31,7 @@ def _strategy(single=False):
 
 #: Not of a crash of the machine: see survivor.py.
 SURVIVOR = 'survivor'
-#: Those in which a process was killed, and the machine went on.
+#: Strategies in which a process was killed, and the machine went on.
 KILLED = ('kill', 'kill-short', SURVIVOR)
 
 
@@ -44,7 +44,7 @@ def choose(fs, strategy, seed, number):
 # -- of a whole file ----------------------------------------------------------
 
 def _kept(file, which):
-    """A file of whose changes those are kept, with its length after them."""
+    """Return a file's kept changes, with its length after them."""
     last = max((i for i, kept in enumerate(which) if kept is not None),
                default=-1)
     return which, last
@@ -63,7 +63,7 @@ def _torn(rng, change, unit):
 
 
 def _items(fs):
-    """All that is not durable: (File, number) and (Directory, name)."""
+    """Return all volatile items: (File, number) and (Directory, name)."""
     return ([(f, i) for f in fs.changed_files()
              for i in range(len(f.changes))]
             + fs.changed_names())
@@ -113,25 +113,25 @@ def kill_short(fs, rng):
 
 @_strategy(single=True)
 def lost(fs, rng):
-    """All that was not synced is lost."""
+    """All data and names that were not synced are lost."""
     return Choice(data=False, names=False) if _items(fs) else None
 
 
 @_strategy(single=True)
 def names_only(fs, rng):
-    """All names are there, and no data."""
+    """All names exist, and no data."""
     return Choice(data=False) if fs.changed_files() else None
 
 
 @_strategy(single=True)
 def data_only(fs, rng):
-    """All data is there, and no names."""
+    """All data exists, and no names."""
     return Choice(names=False) if fs.changed_names() else None
 
 
 @_strategy()
 def one_lost(fs, rng):
-    """One write, or one name, is lost; all others are there."""
+    """One write, or one name, is lost; all others exist."""
     items = _items(fs)
     if not items:
         return None
@@ -142,7 +142,7 @@ def one_lost(fs, rng):
 
 @_strategy()
 def one_kept(fs, rng):
-    """One write, or one name, is there; all others are lost."""
+    """One write, or one name, exists; all others are lost."""
     items = _items(fs)
     if not items:
         return None
@@ -157,7 +157,7 @@ def _tear(fs, rng, unit):
         return None
     choice = Choice(data=rng.random() < 0.7, names=rng.random() < 0.8)
     file = rng.choice(files)
-    # Mostly the last, for which much of what was before is gone.
+    # Mostly the last change, for which much of the older data is gone.
     which = (len(file.changes) - 1 if rng.random() < 0.5
              else rng.randrange(len(file.changes)))
     kinds = [True if choice.data else None] * len(file.changes)
@@ -182,7 +182,7 @@ def torn_4096(fs, rng):
 
 @_strategy()
 def reordered(fs, rng):
-    """Of a file an earlier write is lost, and a later one is there."""
+    """In a file an earlier write is lost, and a later one exists."""
     files = [f for f in fs.changed_files() if len(f.changes) > 1]
     if not files:
         return None
@@ -210,7 +210,7 @@ def directory(fs, rng):
 
 @_strategy()
 def mixture(fs, rng):
-    """Each sector, each length and each name by chance."""
+    """Each sector, each length and each name is chosen by chance."""
     if not _items(fs):
         return None
     choice = Choice()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A process that lives on when another one is killed.
+"""A process that goes on when another one is killed.
 
-It had the repository open before, and has in memory what it read of it then:
-fingerprint stores, segments, descriptors. What the other process did until it
-was killed is done again, record by record, to the files that it has open.
+It had the repository open before, and has in memory what it read then:
+fingerprint stores, segments, descriptors. The other process's operations until
+it was killed are done again, record by record, to the files that it has open.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ BLOCK = 512
 
 
 class Replay:
-    """Does to a real tree what a journal says.
+    """Applies a journal to a real tree.
 
     :param fs: the FileSystem of which the tree was made, with nothing lost
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Crash states: what a crash of the machine, or of a process, may leave.
+"""Crash states: possible results of a machine's or process's crash.
 
 By default a sample of the explorer's states (``explorer.py``), which
 ``GLANCE_DEDUP_CRASH_SEED`` and ``GLANCE_DEDUP_CRASH_STATES`` (for each
@@ -57,7 +57,7 @@ def explore(tmp_path, timeout, *arguments):
 
 
 def test_no_workload_is_left_out():
-    """Each function of a stage is explored, unless its name says otherwise."""
+    """Each function with a stage is a workload of its name."""
     for module in (workloads, maintenance_workloads, volume_workloads):
         found = {
             name.replace('_', '-') for name, function in inspect.getmembers(
@@ -149,7 +149,7 @@ explorer.main(['--workload', 'unseen', '--states', '1'])
         assert 'the recorder missed what' in process.stderr, process.stderr
 
 
-# -- what recovery costs ------------------------------------------------------
+# -- the cost of recovery -----------------------------------------------------
 
 def test_opening_does_not_depend_on_what_is_stored(tmp_path):
     """I8: nor does an upload's or a read's begin, once there is a filter."""
@@ -164,7 +164,7 @@ def test_opening_does_not_depend_on_what_is_stored(tmp_path):
                 for number in range(images):
                     repositories.put(repo, f'image-{number}',
                                      repositories.noise(20 * 512, number))
-            # As a crash in the middle of an upload leaves it.
+            # A crash in the middle of an upload leaves this file.
             (path / 'spool' / ('T-' + 32 * '0')).touch()
             run = witness_.run(path, [['statistics'], ['read', 'image-1'],
                                       ['put', 'new', 0, 20 * 512]])
@@ -236,7 +236,7 @@ class Model:
     def outcomes(self, strategies=('mixture', 'lost', 'kill', 'torn-512',
                                    'one-lost', 'one-kept', 'journalled'),
                  numbers=300):
-        """All that was found, by many choices, as sets of (path, content)."""
+        """Return the results of many choices, as sets of (path, content)."""
         found = set()
         for strategy in strategies:
             for number in range(numbers):
@@ -248,7 +248,7 @@ class Model:
         return found
 
     def contents(self, path):
-        """What this path may have; None: it may be absent."""
+        """Return this path's possible contents; None: it may be absent."""
         return {dict(found).get(path) for found in self.outcomes()}
 
 

@@ -50,14 +50,14 @@ def run_tests(tree, mutant):
 
 @pytest.mark.parametrize('mutant', mutants.MUTANTS, ids=lambda m: m.name)
 def test_fits(mutant):
-    """None has rotten; and each says by what it is found."""
+    """No mutant is outdated, and each names the tests that find it."""
     mutants.edited(mutant)
     assert bool(mutant.workload) != bool(mutant.why_not)
     assert mutant.workload in exploration.WORKLOADS or mutant.tests
 
 
 def test_ordinary_tests_exist():
-    """Those that are to find a mutant have not been renamed."""
+    """The tests that find mutants exist under their names."""
     names = {name for mutant in mutants.MUTANTS for name in mutant.tests
              if name.startswith('tests/')}
     found = run(mutants.TOP, 'pytest', '-q', '--collect-only', '-n', '0',
@@ -89,7 +89,7 @@ def test_ordinary_tests_find(mutant, builder, tmp_path):
     found = run_tests(tmp_path / 'mutant', mutant)
     assert found.returncode == 1 and ' failed' in found.stdout, (
         f'{mutant.name} ({mutant.rule}) was not found:\n{found.stdout}')
-    # Not for another reason.
+    # The tests pass without the mutant.
     builder.build(None, tmp_path / 'good')
     good = run_tests(tmp_path / 'good', mutant)
     assert good.returncode == 0, good.stdout

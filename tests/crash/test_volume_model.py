@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The model of what a volume may hold after a crash."""
+"""The model has the possible contents of a volume after a crash."""
 
 from tests.crash import expected_state
 from tests.crash import volume_model

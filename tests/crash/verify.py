@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether what a crash left is what it should be.
+"""Verifies the state that a crash left.
 
 :func:`verify` is run in a process of its own: it opens the catalog. It returns
-what is wrong, in a sentence, or None.
+a sentence about the error, or None.
 """
 
 import os
@@ -25,18 +25,18 @@ from tests.support import bucket
 from tests.support import maintenance
 from tests.support import repositories
 
-# Nobody else is at work, so nothing need be waited for.
+# No other process is at work, so no pause is needed.
 files.PAUSE = 0
 
 _ERRORS = (exceptions.DamagedError, exceptions.StorageError,
            exceptions.UnavailableError)
 
-#: What a check may note after recovery and a collection, by the first part of
-#: the file's name. Not among them: what nobody would ever give back, counts
-#: that err high, and what the index lacks.
+#: Findings allowed as notes after recovery and a collection, by the first part
+#: of the file's name. Not allowed are garbage that no task would free, counts
+#: that err high, and gaps in the index.
 _NOTES = {
     'quarantine': ('are set aside',),
-    'groups': ('',),        # tails that nobody leased yet
+    'groups': ('',),        # tails of groups without a lease yet
     'spares': ('',),
     'catalog': ('instead of 0',),
     'index': ('records of blocks that are no more', 'of another catalog',
@@ -48,8 +48,8 @@ _HARMED = {
     'catalog': (*_NOTES['catalog'], 'the next scrub tells it'),
     'images': ('a spare copy stands in',),
 }
-#: What must not be noted before the recovery either: something was done too
-#: late, which a maintainer that starts would hide.
+#: Findings not allowed even before the recovery: a step was done too late,
+#: which a starting maintainer would hide.
 _TOO_LATE = ('recipes that are gone',)
 _WARNED = ('neither counted nor in the spool',)
 
@@ -60,7 +60,7 @@ def _is_among(finding, notes):
 
 
 def _features_of_group(path):
-    """Return those that a file needs which is to be a group, or is one."""
+    """Return the features that a group's file, finished or not, needs."""
     with open(path, 'rb') as f:
         head = f.read(9)
     if head[:8] != b'GDGROUP\0':
@@ -75,7 +75,7 @@ _FEATURES = {'groups': _features_of_group, 'spool': _features_of_group,
 
 
 def verify(world, expectation, filter_file=None, merge=False):
-    """Recover, and compare with what is expected."""
+    """Recover, and compare with the expectation."""
     def run():
         verifier = _Verifier(world, expectation, filter_file, merge)
         with bucket.beside(verifier.path):
@@ -84,10 +84,10 @@ def verify(world, expectation, filter_file=None, merge=False):
 
 
 def verify_survivor(world, fs, records, expectation, specs):
-    """Have a process live through what another did until it was killed.
+    """Have a process live through another one's calls until it was killed.
 
-    :param fs: what there was when it began, and is in `world`
-    :param records: of what was done since
+    :param fs: the files when it began, which are in `world`
+    :param records: of the calls since
     :param specs: of all contents that were ever stored
     """
     def run():
@@ -120,7 +120,7 @@ def _sentence(run):
 
 
 def recover(stage, expectation):
-    """What is done after a crash, under record; it is verified elsewhere."""
+    """Recover after a crash, under record; it is verified elsewhere."""
     if not os.path.exists(os.path.join(stage.path, 'repository.json')):
         stage.create()
     number = len(expectation.images)
@@ -160,7 +160,7 @@ class _Verifier:
         if not self.expected.created and not os.path.exists(
                 os.path.join(self.path, 'repository.json')):
             self.require_unmade()
-            # Then it can be made.
+            # The repository can be created now.
             repositories.create(self.path, block_size=512, group_slots=64,
                                 segment_size=4096)
         if self.filter_file is not None:
@@ -195,10 +195,10 @@ class _Verifier:
             self.require_last()
 
     def require_merged(self, repo, maintainer):
-        """What images name is stored once, as by an exact deduplication.
+        """Require that images' blocks are stored once.
 
-        Left out are blocks behind a group's published count: nobody has
-        recovered them yet, so merging does not know them.
+        Left out are blocks behind a group's published count: no process has
+        recovered them yet, so merging does not find them.
         """
         if self.expected.damaged or self.expected.harmed:
             return
@@ -219,7 +219,7 @@ class _Verifier:
                         f'as {sorted(twice[0])}')
 
     def delete_volumes(self):
-        """Nothing is left of them."""
+        """Delete all volumes, and require that nothing is left of them."""
         with self.open() as repo, deeds.maintaining(repo) as maintainer:
             verify_volumes.Volumes(repo, self.expected.volumes).delete()
             self.collect(maintainer)
@@ -228,8 +228,8 @@ class _Verifier:
     def collect(self, maintainer):
         result = deeds.collect(maintainer)
         if result.evacuated:
-            # That took lease of a group, and made what a dead writer had left
-            # behind its published count known: it goes with the next one.
+            # The evacuation leased a group, and published the tail of a dead
+            # writer: the next collection frees it.
             result = deeds.collect(maintainer, evacuate_share=0)
         lost = self.expected.damaged
         if result.failed and not lost:
@@ -244,7 +244,7 @@ class _Verifier:
     # -- the independent check --------------------------------------------
 
     def require_unmade(self):
-        """What a creation left that did not end."""
+        """Check the rest of a creation that did not end."""
         try:
             report = checker.check(self.path)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter):
@@ -253,7 +253,7 @@ class _Verifier:
             raise Wrong(f'before it is made: {report.findings[0]}')
 
     def require_features(self):
-        """N15.1, also for files that nobody reads."""
+        """Require N15.1, also for files that no process reads."""
         features = os.listdir(os.path.join(self.path, 'features'))
         for directory, feature in _FEATURES.items():
             for name in os.listdir(os.path.join(self.path, directory)):
@@ -294,7 +294,7 @@ class _Verifier:
     # -- images -----------------------------------------------------------
 
     def read(self, repo, when):
-        """Each image is one of those that it may be; and stays that one."""
+        """Require that each image has a possible content, and remember it."""
         there = repo.images()
         for image in there:
             if image not in self.expected.images:
@@ -343,10 +343,10 @@ class _Verifier:
                     raise Wrong(f'slot {slot} of group {group} is needed, and '
                                 f'has state {file.state(slot)}')
 
-    # -- it goes on -------------------------------------------------------
+    # -- further use ----------------------------------------------------------
 
     def upload(self, repo):
-        """New images can be stored, find what is there, and can be deleted."""
+        """Require that images can be stored, deduplicated and deleted."""
         spec = [(901, 3), (902, 4)]
         self.expected.images['verified'] = [spec]
         repositories.put(repo, 'verified', make(spec))
@@ -356,8 +356,8 @@ class _Verifier:
         for number, spec in enumerate(self.begun):
             if [spec] in self.expected.images.values():
                 continue
-            # What is left of it may be torn, and must not be found. It stays:
-            # so whatever is good of a torn segment is in use at the end.
+            # The rest of it may be torn, and must not be found. The image
+            # stays, so the good parts of a torn segment are in use at the end.
             again = f'begun-{number}'
             repositories.put(repo, again, make(spec))
             try:

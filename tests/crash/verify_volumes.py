@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether the volumes that a crash left are what they should be."""
+"""Verifies the volumes that a crash left."""
 
 import os
 
@@ -12,11 +12,11 @@ from tests.crash import volume_model
 
 
 class Wrong(Exception):
-    """Something is not as it should be; says what."""
+    """A sentence about something that is wrong."""
 
 
 class Volumes:
-    """The volumes of a repository, and what each may hold.
+    """The volumes of a repository, and the possible contents of each.
 
     :param expected: by its name, the :class:`volume_model.Model` of each
     """
@@ -29,7 +29,7 @@ class Volumes:
         return openvolumes.open_volume(self._repo, name)
 
     def read(self, when):
-        """Each volume is one of those that it may be; and stays that one."""
+        """Require that each volume has a possible content, and remember it."""
         for name, model in self.expected.items():
             try:
                 with self._open(name) as volume:
@@ -52,7 +52,7 @@ class Volumes:
             model.absent = False
 
     def require_only_these(self):
-        """Nothing is there of volumes that are not."""
+        """Require that nothing is left of deleted volumes."""
         there = sorted(name for name, model in self.expected.items()
                        if model.there)
         found = volumes.names(self._repo.path)
@@ -67,7 +67,7 @@ class Volumes:
                             'volume')
 
     def use(self):
-        """Each volume takes writes, and keeps them."""
+        """Require that each volume takes writes, and keeps them."""
         fresh = 10 ** 9
         for name, model in self.expected.items():
             if not model.there:
@@ -85,7 +85,7 @@ class Volumes:
                 self.read(f'after a {work}')
 
     def delete(self):
-        """All of them go, and leave nothing."""
+        """Delete all volumes; require that nothing is left."""
         for name, model in self.expected.items():
             if model.there:
                 openvolumes.delete(self._repo, name)

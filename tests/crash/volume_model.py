@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a volume may hold after a crash: a model.
+"""A model of the possible contents of a volume after a crash.
 
 A volume is a list of sectors of 512 bytes, and a sector is a number: 0 stands
 for zeros, any other for content of its own (:func:`content`). A deed is
@@ -42,7 +42,7 @@ def runs(sectors):
 
 
 def apply(sectors, deed):
-    """What sectors are after a deed."""
+    """Return the sectors after a deed."""
     kind, *arguments = deed
     if kind == 'write':
         at, first, count = arguments
@@ -55,10 +55,10 @@ def apply(sectors, deed):
 
 
 def shrinking(before, size):
-    """The deeds of a volume that becomes smaller.
+    """Yield the deeds of a volume that becomes smaller.
 
-    What a part that is cut has behind the new end becomes zeros first, so that
-    it is never seen again.
+    The part of a cut part behind the new end becomes zeros first, so that it
+    is never seen again.
     """
     end = min(-(-size // PART) * PART, before)
     if size < end:
@@ -67,14 +67,14 @@ def shrinking(before, size):
 
 
 class Model:
-    """What a volume may be.
+    """Possible contents of a volume.
 
-    After a crash of the machine an owner's journal has all that was durable
+    After a crash of the machine an owner's journal has all durable data
     (:ivar:`durable`), and of the deeds behind it the first ones, up to any.
     The next owner's journal is another file, so of its deeds any may be there,
-    too, whatever the first one lost: the deeds of each owner are a list of
-    their own, in :ivar:`owners`. A process that is killed loses none that was
-    acknowledged.
+    too, even if the first one lost some: the deeds of each owner are a list of
+    their own, in :ivar:`owners`. A process that is killed loses no
+    acknowledged deed.
 
     :ivar there: whether it may be there
     :ivar absent: whether it may not
@@ -96,10 +96,10 @@ class Model:
                 'absent': self.absent}
 
     def opened(self, counts=None):
-        """Somebody has become its owner.
+        """A process has become its owner.
 
-        :param counts: of each former owner, how many deeds there are yet;
-            None: nobody crashed, and all of them
+        :param counts: of each former owner, the number of surviving deeds;
+            None: there was no crash, and all of them
         """
         if counts is not None:
             self.owners = [deeds[:count] for deeds, count
@@ -117,7 +117,7 @@ class Model:
         self.acknowledged = len(self.owners[-1])
 
     def kept(self, number):
-        """All of former owners, and so many deeds of this one, are durable."""
+        """Deeds of former owners, and the first of this one, are durable."""
         last = self.owners[-1]
         for deed in itertools.chain(*self.owners[:-1], last[:number]):
             self.durable = apply(self.durable, deed)
@@ -129,20 +129,20 @@ class Model:
         self.kept(self.acknowledged)
 
     def crashed(self):
-        """The machine crashed: what is not durable may be lost."""
+        """The machine crashed: volatile data may be lost."""
         self.acknowledged = 0
 
     def number(self):
-        """How many deeds of this owner may be lost."""
+        """Return how many deeds of this owner may be lost."""
         return len(self.owners[-1])
 
     def sectors(self):
-        """What it holds as long as nobody crashes."""
+        """Return the content as long as there is no crash."""
         return functools.reduce(
             apply, itertools.chain(*self.owners), self.durable)
 
     def find(self, data):
-        """Of each owner, how many deeds there are.
+        """Return the number of surviving deeds of each owner.
 
         None: the volume may not hold these bytes.
         """

@@ -48,7 +48,7 @@ def volume(stage):
 
 
 def _numbers(stage, count):
-    """So many sectors of content, and the image that has it."""
+    """Return so many sectors of content, and the image that has it."""
     first = stage.fresh(count)
     sectors = list(range(first, first + count))
     return sectors, volume_model.runs(sectors)
@@ -56,7 +56,7 @@ def _numbers(stage, count):
 
 @workload
 def volume_cloned(stage):
-    """From an image, and to images; beside it the image goes."""
+    """A volume is cloned from an image, which is deleted, and to images."""
     stage.create()
     with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, PART + 20)
@@ -80,7 +80,10 @@ def volume_cloned(stage):
 
 @workload
 def volume_resized(stage):
-    """It grows and shrinks, within a part and by parts, with a base, too."""
+    """A volume grows and shrinks, within a part and by parts.
+
+    It does so with a base, too.
+    """
     stage.create(block_size=2048, segment_size=8192)
     with stage.open() as repo:
         sectors, spec = _numbers(stage, 2 * PART - 7)
@@ -104,7 +107,7 @@ def volume_resized(stage):
 
 @workload
 def volume_rolled_back(stage):
-    """To an image, to its own snapshot of another size, and on from there."""
+    """A volume returns to images and snapshots of other sizes, and goes on."""
     stage.create(block_size=2048, segment_size=8192)
     with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 2 * PART - 7)
@@ -155,7 +158,7 @@ def volume_deleted(stage):
 
 @workload
 def volume_tasks(stage):
-    """The maintainer merges, collects and recompresses beside an owner."""
+    """The maintainer merges, collects and recompresses during writes."""
     stage.create()
     with stage.open() as repo, stage.open() as other, \
             deeds.maintaining(repo) as maintainer:

@@ -3,11 +3,11 @@
 """The workloads of users, whose crash states are explored.
 
 A workload is a function of a :class:`~tests.crash.stages.Stage`, named in
-:data:`WORKLOADS` by the decorator: that is the one place to which a later task
-that changes something is added. It is run under record from the creation of
-the repository on, in a process of its own. It does its deeds through the
-stage, which marks in the journal what begins and what is acknowledged. Those
-of the maintainer are in ``maintenance_workloads.py``, and those that use
+:data:`WORKLOADS` by the decorator: a later task that changes something is
+added there only. It is run under record from the creation of the repository
+on, in a process of its own. It works through the stage, which marks in the
+journal the beginning and the acknowledgement of each operation. The
+maintainer's workloads are in ``maintenance_workloads.py``, and those that use
 volumes in ``volume_workloads.py``.
 """
 
@@ -87,9 +87,9 @@ def receive(stage):
         stage.receive(repo, home, 'a', (1, 40), (0, 8), (2, 30))
         stage.receive(repo, home, 'b', (1, 40), (3, 30), (4, 10), lots=3)
         stage.receive(repo, home, 'b', (1, 40), (3, 30), (4, 10))
-        # It is there, and that is found.
+        # The image exists, and the receiver finds it.
         replicas.receive(repo, home, 'a')
-        # From where blocks are of another size: cut anew.
+        # The sender's blocks are of another size: they are cut again.
         repositories.put(other, 'c', make([(2, 30), (0, 9), (5, 20)]))
         stage.receive(repo, other, 'c', (2, 30), (0, 9), (5, 20))
 
@@ -127,7 +127,7 @@ def _sites(directory, *block_sizes):
 
 @workload
 def store_threads(stage):
-    """With a pool of threads, and compression."""
+    """Images are stored with a pool of threads, and compression."""
     stage.create()
     with stage.open(threads=2, codec='zstd') as repo:
         stage.put(repo, 'a', (1, 40), (0, 8), (2, 30))
@@ -136,7 +136,7 @@ def store_threads(stage):
 
 @workload
 def store_phases(stage):
-    """Twins that begin at other sectors: what is under way is cut anew."""
+    """Twins begin at other sectors: an upload under way is cut again."""
     stage.create(block_size=2048, segment_size=8192)
     with stage.open() as one, stage.open() as two:
         stage.put(one, 'a', (1, 100), (0, 12), (2, 100))
@@ -179,7 +179,7 @@ def store_cut(stage):
 
 @workload
 def store_direct(stage):
-    """Beside the page cache: a page is written again behind what counts."""
+    """Images are stored with direct I/O, which rewrites partly used pages."""
     stage.create()
     with (stage.open(direct_io='on') as one,
           stage.open(direct_io='on') as two, stage.open() as usual):
@@ -213,7 +213,7 @@ def store_meeting(stage):
 
 @workload
 def delete(stage):
-    """Deletes: of what is counted, of what is not, and the id used again."""
+    """Images are deleted before and after they are counted; ids are reused."""
     stage.create()
     with stage.open() as repo:
         stage.put(repo, 'a', (1, 20), (2, 10))
@@ -252,7 +252,7 @@ def copying(stage):
 
 @workload
 def everything(stage):
-    """All of it, in the order of a day; by chance, but the same each time."""
+    """All operations run in the order of a day; by chance, but repeatably."""
     stage.create()
     rng = random.Random(7)
     there = []
