@@ -22,7 +22,7 @@ def say(text):
 
 @contextlib.contextmanager
 def alone(shared):
-    """One command at a time changes a file system."""
+    """Hold the lock, so that one command at a time changes a file system."""
     with open(shared.directory / 'lock', 'a') as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +56,7 @@ def status(shared):
 
 
 def run(shared, command):
-    """Where the mounts are: for NFS, in the guest."""
+    """Run a command on the host of the mounts: for NFS, in the guest."""
     machine = shared.services.get('guest')
     if machine is None:
         return subprocess.run(command, check=False).returncode

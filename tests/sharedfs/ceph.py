@@ -68,7 +68,7 @@ class _Server(shared_fs.Server):
                 *words]
 
     def ceph(self, *words):
-        """What the cluster answers."""
+        """Return the cluster's answer."""
         return self.ask(*self.command('ceph', '--connect-timeout', '20',
                                       *words))
 
@@ -100,7 +100,7 @@ class Monitor(_Server):
 
 
 class Manager(_Server):
-    """It counts what is used: without it, nothing would be free."""
+    """The manager, which counts used bytes: without it none would be free."""
 
     name = 'mgr'
     title = 'the manager'
@@ -124,9 +124,9 @@ class Objects(_Server):
         data.mkdir()
         identity = uuid.uuid4()
         self.ceph('osd', 'new', identity, self.identity)
-        # It would do that itself when it starts.  On a busy machine it then
-        # sometimes asks before it knows the cluster, is told 'wrong fsid', and
-        # ends.
+        # The daemon would do that itself when it starts.  On a busy machine it
+        # then sometimes sends a request before it knows the cluster, gets
+        # 'wrong fsid', and ends.
         self.ceph('osd', 'crush', 'add', f'osd.{self.identity}', '1.0',
                   'root=default', 'host=one')
         self.ask(*self.command('ceph-osd', '--mkfs', '--id', self.identity,
@@ -168,7 +168,7 @@ class Mount(_Server, shared_fs.Mount):
 
 
 class KernelMount(distant.Mount):
-    # Without the helper of ceph-common, which wants a key.
+    # Without the helper of ceph-common, which needs a key.
     options = ('-i', '-t', 'ceph', '-o',
                'name=guest,noshare,ms_mode=legacy',
                f'{shared_fs.ADDRESS}:6789:/')

@@ -5,10 +5,10 @@
 The client is part of the kernel, and this machine's may have none. In the
 guest each host is a network with a name of its own, so that the kernel has a
 client for each, with caches and locks of its own. Both mounts are in the guest
-alone: what uses them runs there (``tools/shared run``).
+alone: programs that use them run there (``tools/shared run``).
 
-A host dies by losing its link. The kernel lives on, so what it has not written
-yet is thrown away by force.
+A host dies by losing its link. The kernel lives on, so its unwritten data is
+thrown away by force.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ exec sleep infinity
 
 
 class Mount(shared_fs.Mount):
-    """A host in the guest: its process is what keeps its network.
+    """A host in the guest: its process holds its network.
 
     A file system's class has `options`, which are those of ``mount`` up to the
     directory.
@@ -51,8 +51,8 @@ class Mount(shared_fs.Mount):
         return f'vec{shared_fs.HOSTS.index(self.name)}'
 
     def launch(self):
-        # The server knows hosts by name. One that comes back is another: what
-        # the kernel has of the dead one may still speak for that.
+        # The server knows hosts by name. A host that comes back has a new
+        # name: the kernel's rest of the dead one may still use the old one.
         number = shared_fs.HOSTS.index(self.name)
         self.spawn(['unshare', '--net', '--uts', 'sh', '-ec', _HOST,
                     f'{self.name}-{time.monotonic_ns()}', self._link,
@@ -78,8 +78,8 @@ class Mount(shared_fs.Mount):
     def die(self):
         self._take_link()
         cloud_service.Service.kill(self)
-        # What waits for the server gets errors. An unmount that forces them
-        # succeeds when nothing uses the mount any more.
+        # Processes that wait for the server get errors. A forced unmount
+        # succeeds when the mount is not in use any more.
         subprocess.Popen(
             ['sh', '-c', 'while grep -qF " $0 " /proc/mounts; do '
              'umount -i --force "$0"; sleep 0.1; done', self.root],
@@ -96,7 +96,7 @@ class Mount(shared_fs.Mount):
 
 
 class DistantMount(shared_fs.Mount):
-    """A mount in the guest, as this machine knows it."""
+    """A mount in the guest, as this machine handles it."""
 
     @property
     def guest(self):
@@ -111,7 +111,7 @@ class DistantMount(shared_fs.Mount):
         return f'{self.root} in the guest'
 
     def start(self):
-        """Both of them, by this command in the guest."""
+        """Start both mounts, by this command in the guest."""
         done = self.guest.call(
             [sys.executable, '-P', '-m', 'tests.sharedfs', 'up',
              self.shared.kind, '--directory', self.shared.directory],

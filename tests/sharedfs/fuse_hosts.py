@@ -2,12 +2,12 @@
 
 """Hosts that share a directory: one FUSE process, and one mount, for each.
 
-``sharedfs.h`` says how the file system behaves. A host here is its mount, and
-a directory for what it has for itself; whatever works on the host is started
-by the test. Killing its file system is the death of the host: what was written
-there and not synced is lost, its locks fall, and what runs on it gets errors.
+``sharedfs.h`` describes the behaviour of the file system. A host here is its
+mount, and a private directory; the test starts the programs that work on it.
+Killing its file system is the death of the host: unsynced writes are lost, its
+locks fall, and the programs on it get errors.
 
-Needs root and ``/dev/fuse``, and the packages that ``bindep.txt`` names.
+This needs root and ``/dev/fuse``, and the packages that ``bindep.txt`` names.
 """
 
 import contextlib
@@ -52,12 +52,12 @@ def program():
 class Host:
     """One host's mount of a directory that others have, too.
 
-    :param directory: for what is this host's alone
+    :param directory: for this host's own files
     :param backing: the directory that all share
     :param options: of sharedfs, as ``locks='local'``
     """
 
-    #: Whether it believes names that it knows until their time is over.
+    #: Whether it caches known names until their time is over.
     remembers = True
 
     def __init__(self, directory, backing, **options):
@@ -71,7 +71,7 @@ class Host:
 
     @property
     def seen(self):
-        """Where what is shared can be seen, whatever became of this host."""
+        """Return the path of the shared files, even if this host is dead."""
         return self.backing
 
     def start(self):
@@ -93,12 +93,12 @@ class Host:
         return self
 
     def die(self):
-        """The host's death: what it had not synced is gone."""
+        """Kill the host: its unsynced data is lost."""
         self.process.kill()
         self.process.wait(LIMIT)
 
     def kill(self):
-        """Its death, and its mount gone."""
+        """Kill the host, and remove its mount."""
         if self.process is not None:
             self.die()
             self.process = None
@@ -106,11 +106,11 @@ class Host:
                            check=True)
 
     def drop_locks(self):
-        """As a server does with a host that was cut off; it is not told."""
+        """Drop its locks without notice, as a server does for a lost host."""
         self.process.send_signal(signal.SIGUSR1)
 
     def restart(self, **options):
-        """It comes back, with empty caches."""
+        """Restart the host, with empty caches."""
         self.kill()
         self.options.update(options)
         return self.start()

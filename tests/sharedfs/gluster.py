@@ -14,8 +14,8 @@ VOLUME_OPTIONS = {
 #: Of a mount.
 OPTIONS = ('attribute-timeout=0', 'entry-timeout=0', 'negative-timeout=0',
            'use-readdirp=no')
-#: What the daemon and its bricks write, and where in the service's directory.
-#: The socket by which its command line finds it is in /run itself.
+#: Directories of the daemon and its bricks, and their places in the service's
+#: directory. The socket for its command line is in /run itself.
 PLACES = {'/var/lib/glusterd': 'lib', '/run': 'run',
           '/var/log/glusterfs': 'log'}
 _BIND = """
@@ -34,8 +34,8 @@ class Daemon(shared_fs.Server):
 
     def launch(self):
         self.find('glusterd', 'glusterfs-server')
-        # Its directories are its own, and others of the machine's stay as
-        # they are.
+        # It has directories of its own, and the machine's others stay
+        # unchanged.
         self.spawn([
             *self.shared.enter(), self.find('unshare', 'util-linux'),
             '--mount', 'sh', '-c', _BIND, 'sh',
@@ -43,7 +43,7 @@ class Daemon(shared_fs.Server):
               for place, name in PLACES.items())])
 
     def gluster(self, *words):
-        """What its command line answers."""
+        """Return the answer of its command line."""
         pid = self.processes[0].pid
         return self.ask('nsenter', f'--mount=/proc/{pid}/ns/mnt', 'gluster',
                         '--mode=script', *words)

@@ -3,12 +3,12 @@
 """A guest with this machine's files, and a kernel that has NFS and CephFS.
 
 It is Linux as a process (user-mode Linux): it needs no virtual machine, and
-its programs run about as fast as any. Its root is this machine's; what is
-written there stays in its memory. It has a link to the servers for each host,
-and one more, on which it is asked to run commands: one line of JSON says
-which, and frames with what the command prints come back. An empty frame is the
-last, and the exit status follows. If a file that the guest has read changes
-here, the guest does not notice.
+its programs run about as fast as any. Its root is this machine's; files
+written there stay in its memory. It has a link to the servers for each host,
+and one more, on which it receives commands: a command is one line of JSON, and
+frames with its output come back. An empty frame is the last, and the exit
+status follows. If a file that the guest has read changes here, the guest does
+not notice.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ exec chroot . "$python" -P -m tests.sharedfs.guest
 
 
 def inside():
-    """Whether this process runs in a guest."""
+    """Return whether this process runs in a guest."""
     return VARIABLE in os.environ
 
 
@@ -73,7 +73,7 @@ def directory():
 
 
 def address(number, end):
-    """Of a link's end: 1 for this machine's, 2 for the guest's."""
+    """Return a link end's address: 1 for this machine, 2 for the guest."""
     return f'198.18.{number + 1}.{end}'
 
 
@@ -86,14 +86,14 @@ class Guest(shared_fs.Server):
     def launch(self):
         ip = self.find('ip', 'iproute2')
         for number, link in enumerate(LINKS):
-            # Of a guest that was killed.
+            # A guest that was killed may have left it.
             with contextlib.suppress(shared_fs.SharedError):
                 self.ask(ip, 'link', 'delete', link)
             for words in (f'tuntap add dev {link} mode tap',
                           f'address add {address(number, 1)}/24 dev {link}',
                           f'link set {link} up'):
                 self.ask(ip, *words.split())
-        # What a server in the guest answers to the hosts goes through here.
+        # The hosts' traffic with a server in the guest goes through here.
         self.ask('sh', '-c', 'echo 1 >/proc/sys/net/ipv4/ip_forward')
         init = self.directory / 'init'
         init.write_text(_INIT)
@@ -103,7 +103,7 @@ class Guest(shared_fs.Server):
         self.ask(self.find('gcc', 'gcc'), '-std=c11', '-D_GNU_SOURCE', '-O2',
                  '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC',
                  HERE / 'preload/registers.c', '-o', registers)
-        # The kernel hands what it does not know to its first process.
+        # The kernel passes unknown arguments to its first process.
         self.spawn([
             *self.shared.enter(), 'env', f'LD_PRELOAD={registers}',
             self.find('linux.uml', 'user-mode-linux'),
@@ -147,7 +147,7 @@ def _received(sock, length):
 
 
 def ask(cwd, *command):
-    """Have the guest run a command, and print what it prints; its status."""
+    """Have the guest run a command; print its output; return its status."""
     place = address(len(LINKS) - 1, 2), PORT
     with socket.create_connection(place, shared_fs.LIMIT) as sock:
         sock.settimeout(None)
@@ -185,7 +185,7 @@ class Handler(socketserver.StreamRequestHandler):
         self._end(status if status >= 0 else 128 - status)
 
     def _pass_on(self, process):
-        """Its output, until it has ended: what it started may run on."""
+        """Send its output until it has ended; its children may run on."""
         output = process.stdout.fileno()
         sources = [self.connection, output]
         while True:
@@ -216,7 +216,7 @@ class Server(socketserver.ThreadingTCPServer):
 
 def serve():
     if os.fork():
-        while True:         # nobody else ends what has lost its parent
+        while True:         # no other process reaps orphans
             with contextlib.suppress(ChildProcessError):
                 os.wait()
     with Server((address(len(LINKS) - 1, 2), PORT), Handler) as server:

@@ -11,7 +11,7 @@ from tests.sharedfs import shared_fs
 OPTIONS = ('--attr-cache', '0', '--entry-cache', '0', '--dir-entry-cache', '0',
            '--negative-entry-cache', '0', '--open-cache', '0')
 #: Seconds. Locks of a dead host fall after five of these, and as long again
-#: until somebody looks.
+#: until a client checks.
 HEARTBEAT = '1'
 
 

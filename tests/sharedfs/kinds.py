@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The shared file systems that can be had: what makes the services of each."""
+"""The available shared file systems, and the functions of their services."""
 
 from tests.sharedfs import ceph
 from tests.sharedfs import gluster
@@ -13,6 +13,6 @@ KINDS = {'juicefs': juicefs.make, 'gluster': gluster.make, 'ceph': ceph.make,
 
 
 def kind_of(host):
-    """What a host's directory is on; None: the model."""
+    """Return the kind of a host's file system; None: the model."""
     mount = getattr(host, 'mount', None)
     return None if mount is None else mount.shared.kind

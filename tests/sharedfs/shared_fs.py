@@ -2,8 +2,8 @@
 
 """A real shared file system in a directory, mounted twice, as by two hosts.
 
-``tools/shared`` is this as a command; tests have it as the fixture
-`two_hosts` (``tests/functional/conftest.py``)::
+``tools/shared`` is this as a command; tests have it as the fixture `two_hosts`
+(``tests/functional/conftest.py``)::
 
     with Shared('juicefs', directory) as shared:
         shared.up()
@@ -12,9 +12,9 @@
 
 Its servers and clients are services like those of ``tests/cloud``: recorded in
 ``state.json``, with their logs in ``log/``. Each client is a process of its
-own, with caches and locks of its own, and so is the mount that it serves: all
-that makes a host, as far as the file system can tell. Killing it is the
-host's death. ``one/shared`` and ``two/shared`` are the mounts.
+own, with caches and locks of its own, and so is the mount that it serves: the
+file system cannot tell it from a host. Killing it is the host's death.
+``one/shared`` and ``two/shared`` are the mounts.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ ADDRESS = '198.18.0.1'
 
 
 class Server(cloud_service.Service):
-    """A server of a file system, or what it needs.
+    """A server of a file system, or a service that it needs.
 
     :param shared: the file system
     """
@@ -58,7 +58,7 @@ class Server(cloud_service.Service):
         return cloud_service.find(program, package)
 
     def ask(self, *command):
-        """What a command of the file system prints, on its network."""
+        """Return the output of a command on the file system's network."""
         done = subprocess.run(
             [*self.shared.enter(), *map(str, command)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -78,8 +78,8 @@ class Server(cloud_service.Service):
 class Network(Server):
     """A network of the servers' and the clients' own, with one address.
 
-    So ports that a server has fixed collide with nobody's, and nobody else
-    reaches them. It has no name, and goes with its last process.
+    So fixed ports of a server collide with no others, and only these processes
+    reach them. It has no name, and goes with its last process.
     """
 
     name = 'network'
@@ -104,7 +104,7 @@ class Network(Server):
                 == 'sleep\n')
 
     def enter(self):
-        """What in front of a command has it run there."""
+        """Return the words before a command that run it in this network."""
         return [cloud_service.find('nsenter', 'util-linux'),
                 f'--net=/proc/{self.processes[0].pid}/ns/net']
 
@@ -121,7 +121,7 @@ class Mount(Server):
     A file system's class has `launch`, which starts the client on `root`, and
     `versions`.
 
-    :ivar directory: for what is this host's alone
+    :ivar directory: for this host's own files
     :ivar root: the mount
     """
 
@@ -149,7 +149,7 @@ class Mount(Server):
     def stop(self):
         """Unmount, as an operator would.
 
-        A client looks at its own mount now and then, and may be doing so.
+        A client sometimes accesses its own mount, which keeps it busy.
         """
         deadline = time.monotonic() + BUSY
         while os.path.ismount(self.root):
@@ -166,7 +166,7 @@ class Mount(Server):
 
     def kill(self):
         self.die()
-        # Also several, one over another, and those that only lead nowhere.
+        # There may be several, one over another, and broken ones.
         for _ in range(mounts_at(self.root)):
             subprocess.run(['umount', '--lazy', self.root], timeout=LIMIT,
                            check=True)
@@ -190,21 +190,21 @@ class Host:
 
     @property
     def seen(self):
-        """Where what is shared can be seen, whatever became of this host."""
+        """Return the path of the shared files, even if this host is dead."""
         mount = next(mount for mount in self.mount.shared.mounts
                      if mount.running())
         return mount.root / self.root.name
 
     def die(self):
-        """The host's death: what it had not synced is gone."""
+        """Kill the host: its unsynced data is lost."""
         self.mount.die()
 
     def kill(self):
-        """Its death, and its mount gone."""
+        """Kill the host, and remove its mount."""
         self.mount.kill()
 
     def restart(self):
-        """It comes back, with empty caches."""
+        """Restart the host, with empty caches."""
         self.mount.kill()
         self.mount.start()
         return self
@@ -222,7 +222,7 @@ def mounts_at(path):
 
 
 def kind_in(directory):
-    """What was started in a directory; None: nothing."""
+    """Return the kind of file system in a directory; None: nothing."""
     try:
         state = json.loads((directory / 'state.json').read_text())
     except FileNotFoundError:
@@ -236,8 +236,8 @@ class Shared:
     :param kind: its name in `KINDS` of ``tests/sharedfs/kinds.py``
     :param make: that makes its services, given this, in the order in which
         they are started; the last are the mounts
-    :param directory: where all of it is; empty, missing, or one of these
-    :param say: called with lines about what is done
+    :param directory: for all of its files; empty, missing, or one of these
+    :param say: called with lines about the progress
     """
 
     def __init__(self, kind, make, directory, say=lambda text: None):
@@ -275,7 +275,7 @@ class Shared:
     # -- for services ------------------------------------------------------
 
     def marked(self):
-        """All processes of it, recorded or not."""
+        """Return all of its processes, recorded or not."""
         return live_process.marked(self.directory)
 
     def check(self):
@@ -283,7 +283,7 @@ class Shared:
             raise cloud_service.Cancelled('interrupted')
 
     def enter(self):
-        """What in front of a command has it run on the servers' network."""
+        """Return the words that run a command on the servers' network."""
         network = self.services.get('network')
         return network.enter() if network else []
 
@@ -291,7 +291,7 @@ class Shared:
 
     @contextlib.contextmanager
     def place(self, name):
-        """Both hosts, with an empty directory; they are up afterwards."""
+        """Yield both hosts, with an empty directory; restart dead ones."""
         root = self.mounts[0].root / name
         root.mkdir()
         hosts = [Host(mount, name) for mount in self.mounts]
@@ -307,7 +307,7 @@ class Shared:
     # -- up and down -------------------------------------------------------
 
     def up(self):
-        """Start what does not run."""
+        """Start all services that do not run."""
         for one in self.services.values():
             if one.state() == 'up':
                 self.say(f'{one.title} runs already')
@@ -316,7 +316,7 @@ class Shared:
             one.start()
 
     def versions(self):
-        """By package or program, what is tried."""
+        """Return the tested versions, by package or program."""
         return self.mounts[0].versions()
 
     def down(self):
@@ -335,7 +335,7 @@ class Shared:
             shutil.rmtree(self.directory)
 
     def _end_marked(self):
-        """Those that a server has started, as a daemon of its own."""
+        """Kill the daemons that servers have started."""
         deadline = time.monotonic() + LIMIT
         while left := self.marked():
             for process in left:

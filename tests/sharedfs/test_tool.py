@@ -16,7 +16,7 @@ from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 TOOL = TOP / 'tools' / 'shared'
-# Seconds. For a loaded machine, and for what is installed.
+# Seconds. For a loaded machine, and for installations.
 LIMIT = 600
 
 pytestmark = [
@@ -39,7 +39,7 @@ def place():
 
 
 def tool(*words, status=0):
-    """Run tools/shared; what it printed."""
+    """Run tools/shared; return its output."""
     result = subprocess.run(
         [TOOL, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
@@ -89,7 +89,7 @@ def test_life(place, kind):
 
 @pytest.mark.long
 def test_life_of_nfs(place):
-    """Its mounts are in the guest."""
+    """An NFS file system starts, with its mounts in the guest, and ends."""
     said = tool('up', 'nfs', '--directory', place)
     one, two = re.findall(r'^  (/.*)$', said, re.M)
     run = ['run', '--directory', place, 'sh', '-c']
@@ -127,7 +127,7 @@ def test_killed_up(place):
     assert nothing_is_left(place)
 
 
-#: Interrupts itself when it first asks whether a mount is there.
+#: Interrupts itself at the first check of a mount.
 INTERRUPTED = """
 import os, signal
 from tests.sharedfs import __main__ as tool
@@ -142,7 +142,7 @@ raise SystemExit(tool.main())
 
 
 def test_interrupted_up(place):
-    """Ctrl-C says what to do."""
+    """Ctrl-C prints the command that cleans up."""
     up = subprocess.run(
         [TOP / '.venv/bin/python', '-c', INTERRUPTED, 'up', 'juicefs',
          '--directory', place], cwd=TOP, stdout=subprocess.PIPE, text=True,
@@ -154,7 +154,7 @@ def test_interrupted_up(place):
 
 
 def test_in_use(place):
-    """Nothing is removed through a mount that does not go."""
+    """Nothing is removed through a mount that stays."""
     said = tool('up', 'juicefs', '--directory', place)
     one = re.search(r'^  (/.*)$', said, re.M)[1]
     inner = pathlib.Path(one, 'inner')
@@ -172,7 +172,7 @@ def test_in_use(place):
 
 
 def test_foreign_directory(place):
-    """What is no shared file system's is neither used nor removed."""
+    """A directory that is no shared file system's is left alone."""
     place.mkdir()
     (place / 'precious').touch()
     assert 'no shared file system' in tool(
