@@ -6,16 +6,16 @@
 
     python -m tests.golden.make
 
-This makes those of :data:`REPOSITORIES` that are not there. The last program
-before a release makes them once, and none makes them again: they prove that a
-later program reads what an earlier one wrote. If a test with them fails, the
-program is at fault, not the files. A new feature gets repositories of its own
-beside them.
+This makes the missing ones of :data:`REPOSITORIES`. The last program before a
+release makes them once, and none makes them again: they prove that a later
+program reads what an earlier one wrote. If a test with them fails, the program
+is at fault, not the files. A new feature gets repositories of its own beside
+them.
 
-Each is a repository, packed, and a JSON file with what must come out of it:
-``images`` (size, SHA-256, project and scope of each; null for what is
-damaged), ``volumes`` (the same, for each that is ready), ``features`` and
-``check`` (what the check finds before anything is done).
+Each is a packed repository, and a JSON file with the expected results:
+``images`` (size, SHA-256, project and scope of each; null for a damaged one),
+``volumes`` (the same, for each that is ready), ``features`` and ``check`` (the
+findings of a check before any change).
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def text(lines, seed):
 
 
 class Maker:
-    """A repository, and what must come out of it."""
+    """A repository, and the results expected from it."""
 
     def __init__(self, path, **parameters):
         self.path = repositories.create(
@@ -95,7 +95,7 @@ class Maker:
                             for image_id in image_ids]
             for transaction in transactions:
                 transaction.write(data)
-                transaction.find(b'', b'')      # stores what was written
+                transaction.find(b'', b'')      # stores the written data
             for transaction in transactions:
                 transaction.commit()
         for image_id in image_ids:
@@ -130,7 +130,7 @@ def make_contents(maker):
         maker.put(repo, 'three-bytes', b'abc')
         maker.put(repo, 'zeros', bytes(20 * BLOCK + 7))
         maker.put(repo, 'plain', noise(40 * BLOCK, 1))
-        # Its recipe has two pages of extents.
+        # The recipe of this image has two pages of extents.
         maker.put(repo, 'holes', b''.join(
             noise(BLOCK, 100 + i) + bytes(BLOCK) for i in range(55)))
         for project in ('one', 'two'):
@@ -186,11 +186,12 @@ def maintain(maker):
 
 
 def leave_in_flight(maker):
-    """What the spool may have, and what a crash may leave."""
+    """Leave files in the spool, some as after a crash."""
     pace = pacing.Pace()
     spool = maker.path / 'spool'
     with maker.open('none') as repo:
-        # Counted, then merged by somebody who died before the accounting.
+        # These are counted, and merged by a process that died before the
+        # accounting.
         maker.put_at_once(repo, noise(12 * BLOCK, 320), 'late-1', 'late-2')
         with maintaining(repo) as maintainer:
             maintenance.account(maintainer)
@@ -276,7 +277,7 @@ def write_and_resize(volume):
 
 
 def leave_volumes(maker):
-    """As owners leave them that are killed."""
+    """Leave volumes as after a kill of their owners."""
     with maker.open('none') as repo:
         maker.make_volume(repo, 'deleting', 'plain')
         delete(maker.path / 'volumes' / 'deleting')
@@ -294,7 +295,7 @@ def leave_volumes(maker):
              f'inject=linkat:signal=KILL:when={1 + 5 * number}',
              sys.executable, '-m', 'tests.golden.make', 'store', maker.path,
              name], check=False, timeout=60)
-        # Those of the interrupted checkpoint.
+        # The recipes of the interrupted checkpoint.
         recipes = len(os.listdir(maker.path / 'images')) - before
         assert (recipes > 0) == number, recipes
         with tempfile.TemporaryDirectory() as directory:
@@ -318,7 +319,7 @@ def store(path, name):
 
 
 def delete(directory):
-    """Only the first step of a deletion is done."""
+    """Do only the first step of a deletion."""
     newest = max(directory.glob('journal-*'))
     data = bytearray(newest.read_bytes())
     state = field_tables.span('volumehead.HEAD', 'state')
@@ -329,7 +330,7 @@ def delete(directory):
 
 
 def require_everything(path):
-    """It has all that the format knows."""
+    """Require that the repository has every state of the format."""
     states, codecs = set(), set()
     scopes = set()
     for number in maintenance.groups(path):
@@ -382,7 +383,7 @@ def require_cold(path):
 
 
 def report_of(path):
-    """What the check says, as far as a later check must say it, too."""
+    """Return the results of a check that later checks must repeat."""
     report = checker.check(path)
     return {'ok': report.ok, 'damaged_images': list(report.damaged_images),
             'damage': sorted(f'{f.file}: {f.sentence}'
@@ -407,7 +408,7 @@ class Kind(typing.NamedTuple):
 
     parameters: dict = {}
     features: tuple = ()
-    #: Also what maintenance and crashes leave.
+    #: With files from maintenance and crashes, too.
     everything: bool = False
 
 
@@ -454,7 +455,7 @@ def make(name, kind, directory):
 def unpack(name, directory):
     """Unpack a repository that was made; return its path."""
     with tarfile.open(HERE / f'{name}.tar.xz') as archive:
-        # These are ours. Python 3.11.2 has no argument for this.
+        # The archives are trusted. Python 3.11.2 has no argument for this.
         archive.extraction_filter = lambda member, path: member
         archive.extractall(directory)
     return pathlib.Path(directory) / 'repository'

@@ -25,7 +25,7 @@ from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
 
-#: One has blocks whose entries a crash took; another was cut as a volume is,
+#: In one a crash took some blocks' entries; another was cut as a volume is,
 #: which differs from an upload where cuts depend on content. Two have short
 #: runs of texts and noise by turns; where cuts depend on content, the upload
 #: stores some of them again.
@@ -82,7 +82,7 @@ def test_there_is_one_of_each_kind():
 
 
 def test_they_are_read(path, expected):
-    """As they are, before anything in them changes."""
+    """The repositories are readable before anything in them changes."""
     with repositories.open_repository(path) as repo:
         assert repo.features == expected['features']
         require_images(repo, expected)
@@ -106,7 +106,7 @@ def test_they_go_on(path, expected):
             result = collector.run_once(maintainer, pace)
             assert result.refused is None and not result.failed
             require_images(repo, expected)
-            # All that was stored is found again.
+            # All stored blocks are found again.
             for image_id, other in again.items():
                 facts = expected['images'][image_id]
                 stat = repositories.put(
@@ -247,7 +247,7 @@ def test_formats_before_the_first_release_are_refused(tmp_path):
 @pytest.mark.parametrize('old, new', [('cutting', 'chunking'),
                                       ('compare', 'verify')])
 def test_parameters_of_older_names_are_refused(tmp_path, old, new):
-    """As they were called before the first release."""
+    """Repositories with parameter names before the release are refused."""
     path = repositories.create(tmp_path / 'repository')
     file = path / 'repository.json'
     fields = json.loads(file.read_text())
@@ -261,7 +261,7 @@ def test_parameters_of_older_names_are_refused(tmp_path, old, new):
 
 
 def test_files_are_as_they_were_packed(path):
-    """Two names of a recipe are one file, and nobody else may look."""
+    """Two names of a recipe are one file, and other users have no access."""
     spool = path / 'spool'
     inodes = {os.stat(path / 'images' / image).st_ino
               for image in os.listdir(path / 'images')}

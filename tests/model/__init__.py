@@ -3,6 +3,6 @@
 """The protocol as a model, which Spin checks.
 
 ``protocol.pml`` and the files that it includes are the model, in Promela.
-``scenarios.py`` says what is tried: who takes part, what may happen, and where
-a rule that is left out must be noticed. ``checker.py`` runs Spin.
+``scenarios.py`` lists the scenarios: the processes, the events, and the
+scenario in which the lack of a rule must be noticed. ``checker.py`` runs Spin.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Checks the protocol's model with Spin, and shows what it found.
+"""Checks the protocol's model with Spin, and shows the results.
 
 By hand::
 
@@ -52,7 +52,7 @@ class Mutant:
 
 @functools.cache
 def mutants() -> dict[str, Mutant]:
-    """The mutants of ``mutants.pml``, by their names in documents.
+    """Return the mutants of ``mutants.pml``, by their names in documents.
 
     >>> mutants()['no-second-look'].rule
     'N4.3'
@@ -69,7 +69,7 @@ def mutants() -> dict[str, Mutant]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a search found."""
+    """Result of a search."""
 
     finding: str
     """The property that does not hold; '': all of them hold."""
@@ -103,7 +103,7 @@ class Program:
 
     def run(self, settings: dict[str, int], timeout: float, *options: str,
             whole: bool = True) -> str:
-        """Run the checker; returns what it prints.
+        """Run the checker; return its output.
 
         :param settings: the variables that choose scenario and mutant
         :param whole: otherwise it is interrupted after the time, and prints
@@ -134,7 +134,7 @@ class Program:
 
         :param table: log2 of the slots of the table of states
         :param whole: otherwise the search ends with the time or the memory,
-            and says what it has found by then
+            and returns what it has found by then
         :raises Failure: the search was not complete
         """
         begin = time.monotonic()

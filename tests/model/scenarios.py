@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is tried with the protocol's model.
+"""Scenarios of the protocol's model.
 
-A scenario is a few processes and what may happen to them; Spin tries every
-order of their steps. No scenario has everything, since the states of one
-process multiply with those of the others. So each mutant names a scenario in
-which its rule matters.
+A scenario is a few processes and the events that may happen to them; Spin
+tries every order of their steps. No scenario has everything, since the states
+of one process multiply with those of the others. So each mutant names a
+scenario in which its rule matters.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _EVENTS = {'caches': 1, 'failures': 2, 'losses': 4, 'merges': 8, 'misses': 16,
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """Who takes part beside the maintainer, and what may happen."""
+    """Processes beside the maintainer, and the possible events."""
 
     about: str
     parts: tuple[str, ...]
@@ -49,7 +49,7 @@ class Scenario:
     """No search of it has come to its end."""
 
     def settings(self) -> dict[str, int]:
-        """The variables that tell the checker."""
+        """Return the variables that configure the checker."""
         return {'PARTS': sum(_PARTS[part] for part in self.parts),
                 'MAY_HAPPEN': sum(_EVENTS[event] for event in self.events),
                 'CRASHES': self.crashes, 'KILLS': self.kills,
@@ -176,7 +176,7 @@ SCENARIOS = {
         is_large=True),
 }
 
-# Where each mutant is found, and by which property.
+# The scenario that finds each mutant, and the property that fails.
 FOUND_IN = {
     'counted-twice': ('deleting', 'I9_no_count_is_too_low'),
     'fence-not-compared': ('deleting', 'I9_no_count_is_too_low'),

@@ -14,7 +14,7 @@ from tests import test_rules
 # Seconds for one search. The slowest small one takes 20 on idle processors.
 SEARCH = 250
 LONG_SEARCH = 1700
-# Of what is not searched to its end.
+# Seconds for a search that does not reach its end.
 PART = 600
 
 RULES = [rule for rule, _ in test_rules.steps()]
@@ -72,7 +72,7 @@ def test_mutant_is_found(program, name):
 @pytest.mark.long
 @pytest.mark.parametrize('name', [*scenarios.BACKED_UP])
 def test_other_rules_make_up_for_a_mutant(program, name):
-    """If one is found some day, the rule has become necessary."""
+    """A mutant that is found some day shows that its rule is necessary."""
     scenario, _ = scenarios.BACKED_UP[name]
     settings = scenarios.SCENARIOS[scenario].settings()
     settings['MUTANT'] = checker.mutants()[name].number
@@ -96,7 +96,7 @@ def test_each_rule_has_a_mutant_or_a_reason():
 
 
 def test_mutants_are_used():
-    """A mutant that the model does not know would be the protocol itself."""
+    """A mutant unknown to the model would be the protocol itself."""
     text = ''.join(path.read_text() for path in checker.HERE.glob('*.pml'))
     used = set(re.findall(r'\b(?:IS|READS_OLD)\((\w+)\)', text)) - {'m'}
     assert used == {name.upper().replace('-', '_')

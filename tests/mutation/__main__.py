@@ -24,7 +24,7 @@ from tests.mutation import operators
 from tests.mutation import suite
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-# What the files of a repository, and processes beside each other, rely on.
+# The files of a repository, and concurrent processes, rely on these.
 PROTOCOL = ('accounting.py', 'refcounts.py', 'catalog_db.py', 'collector.py',
             'database.py', 'maintainer_role.py', 'merger.py', 'leveldb.py',
             'records.py')
@@ -111,7 +111,7 @@ class Trial:
                 if changed:
                     self._suite.link_extension('plain', tree, changed)
                     changed = {}
-                # Of one file; in the order of what they take.
+                # The tests of one file, the fastest first.
                 status, _ = self._suite.run_python(
                     ids or [program.name], tree, limit, '-x')
             if status is None:
@@ -134,7 +134,7 @@ class Trial:
 
 def choose(mutants: list[operators.Mutant], sample: int, seed: int
            ) -> list[operators.Mutant]:
-    """Each operator by turns, so that the many constants do not crowd out."""
+    """Choose by operator in turn, or constants would crowd out the rest."""
     shuffled = mutants.copy()
     random.Random(seed).shuffle(shuffled)
     by_operator = collections.defaultdict(list)
@@ -275,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     cache = options.top / '.log' / 'mutate'
     options.report = options.report or cache / 'report.json'
     runner = suite.Runner()
-    # Its default is to end the process, and to leave the copies behind.
+    # By default the signal would end the process, and leave the copies behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     suite_ = suite.Suite(options.top, cache, runner)
     files = ([one.partition(':')[0] for one in options.ids]

@@ -3,9 +3,9 @@
 """The small changes that are made to a source file, in C and in Python.
 
 Both languages go through the same walk over a syntax tree of tree-sitter, so
-that each change is one of an expression or a statement, and nearly all of
-them compile. Messages, logging, assertions, types and whatever is outside of
-functions are left alone.
+that each change is one of an expression or a statement, and nearly all of them
+compile. Messages, logging, assertions, types and code outside of functions are
+left alone.
 """
 
 import collections.abc
@@ -26,12 +26,12 @@ ARITHMETIC = {'+': '-', '-': '+', '*': '/', '/': '*', '//': '*', '%': '*',
               '|': '&', '&': '|', '<<': '>>', '>>': '<<', '^': '|',
               '++': '--', '--': '++', '+=': '-=', '-=': '+=', '|=': '&=',
               '&=': '|='}
-# What a crash or another process depends on.
+# A crash or another process depends on these.
 SYNC = re.compile(r'(sync|lock|fence|(?<!re)lease|exclude|flush)\w*$')
 ORDERED = re.compile(
     r'env->(?!release|start_)|(sync|lock|link|write|rename|replace|publish|'
     r'commit|flush|advance|exchange|exclude|fence|(?<!re)lease|admit)\w*\(')
-# Calls that only say something: their arguments are no behaviour.
+# Calls that only report: their arguments are no behaviour.
 TALK = re.compile(r'(gd_fail(_errno)?|\w*printf|LOG\.\w+|log\.\w+|_log\.\w+|'
                   r'warnings\.warn|(_?static_)?assert|abort|print)$', re.I)
 STATUS = re.compile(r'(s|rc|status|result)$')
@@ -41,7 +41,7 @@ FUNCTIONS = ('function_definition',)
 LISTS = ('compound_statement', 'block')
 CONDITIONAL = ('if_statement', 'while_statement', 'do_statement',
                'elif_clause', 'for_statement', 'conditional_expression')
-# What a line's coverage is asked of: the child of one of these.
+# A line's coverage is that of a child of one of these.
 OUTER = (*LISTS, *FUNCTIONS, 'if_statement', 'while_statement',
          'do_statement', 'for_statement', 'else_clause', 'elif_clause',
          'with_statement', 'try_statement', 'except_clause',
@@ -142,7 +142,7 @@ def _tokens(node: tree_sitter.Node) -> collections.abc.Iterator[_Change]:
 
 def _calls(node: tree_sitter.Node, function: tree_sitter.Node
            ) -> collections.abc.Iterator[_Change]:
-    """A call of C whose value is used: it is not made, or not heeded."""
+    """Yield changes of a C call whose value is used: skip or ignore it."""
     place = node.start_byte, node.end_byte
     name = _callee(node)
     parent = node.parent
@@ -231,8 +231,8 @@ def _changes(node: tree_sitter.Node, is_c: bool,
     if node.type in EXEMPT:
         return
     if node.type in CALLS and TALK.match(_callee(node)):
-        # Its arguments are left alone; that it is made is not, where what it
-        # returns is the failure of its caller.
+        # The arguments are left alone. The call itself is changed if its
+        # result is the failure of its caller.
         if is_c and _callee(node).startswith('gd_fail') and function:
             yield from _calls(node, function)
         return
@@ -261,7 +261,7 @@ def _changes(node: tree_sitter.Node, is_c: bool,
 
 
 def mutants(file: str, text: bytes) -> list[Mutant]:
-    """All changes of a file, in its order."""
+    """Return all changes of a file, in its order."""
     is_c = file.endswith('.c')
     result: dict[str, Mutant] = {}
     root = _parser(file.rpartition('.')[2]).parse(text).root_node

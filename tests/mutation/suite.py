@@ -3,8 +3,8 @@
 """The tests: how to build and run them, and which lines each executes.
 
 All runs in copies of the tree, and, where the kernel allows it, in a process
-and mount namespace of its own: whatever a mutant leaves in /dev/shm, and
-whatever it has started, goes with it.
+and mount namespace of its own, which ends with all files in /dev/shm and all
+processes that a mutant leaves.
 """
 
 import collections.abc
@@ -27,11 +27,11 @@ import time
 _HERE = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('glance_dedup', 'dedupd')
 C_TESTS = 'tests/c'
-# What is left out when a tree is copied.
+# Names left out of a copy of the tree.
 _NOT_COPIED = shutil.ignore_patterns(
     '__pycache__', 'corpus', '*.tar.xz', '.*', '*.egg-info', 'cloud',
     'doc', 'releasenotes')
-# Which tests in Python are tried on a mutant in C.
+# Python tests that are tried on a mutant in C.
 ENGINE_TESTS = ('tests/unit/base/test_leases.py',
                 'tests/unit/binding/test_maintenance.py',
                 'tests/unit/dedupd/tasks/test_merger.py',
@@ -46,7 +46,7 @@ ENGINE_TESTS = ('tests/unit/base/test_leases.py',
 _COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-w', '-fPIC', '-pthread',
             '-DPy_LIMITED_API=0x030B0000']
 _VARIANTS = {
-    # As users have it. The sweeps of faults leave nothing out.
+    # The installed build. The sweeps of faults leave nothing out.
     'plain': ['-O2'],
     'coverage': ['-O0', '--coverage'],
     # The tests of the mutant's own name run with this, too.
@@ -89,7 +89,7 @@ class Runner:
     def run(self, command: collections.abc.Sequence, tree: pathlib.Path,
             limit: float, isolated: bool = False, **environment: object
             ) -> tuple[int | None, str]:
-        """The exit status, None after the limit, and all that was said."""
+        """Return the exit status, None after the limit, and the output."""
         command = [str(part) for part in command]
         temporary = tempfile.mkdtemp(dir=tree.parent)
         env = {**os.environ, 'TMPDIR': temporary,
@@ -134,7 +134,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 @dataclasses.dataclass
 class Program:
-    """One file of tests, and what it executes."""
+    """One file of tests, and the lines that it executes."""
 
     name: str
     seconds: float
@@ -166,7 +166,8 @@ class Suite:
     """The tests of a tree.
 
     :param top: the checkout, which is only read
-    :param cache: a directory for objects and for what the tests execute
+    :param cache: a directory for objects and for the lines that the tests
+        execute
     """
 
     def __init__(self, top: pathlib.Path, cache: pathlib.Path,
@@ -203,7 +204,7 @@ class Suite:
 
     def compile(self, variant: str, source: str, tree: pathlib.Path,
                 result: pathlib.Path) -> str | None:
-        """What the compiler complained about; None: nothing."""
+        """Return the compiler's messages; None if there are none."""
         status, output = self._runner.run(
             [*_COMPILE, *_VARIANTS[variant], '-Iglance_dedup', '-I.',
              f'-I{sysconfig.get_paths()["include"]}', '-c', source,
@@ -211,14 +212,14 @@ class Suite:
         return None if status == 0 else output
 
     def object(self, variant: str, source: str) -> pathlib.Path:
-        """Of an unchanged source; compiled at most once."""
+        """Return an unchanged source's object; compile it at most once."""
         stem = f'{variant}-{source.replace("/", "-")}-'
         path = self._cache / (stem + _hash(
             self._headers_hash, self.top / source, _COMPILE,
             _VARIANTS[variant]) + '.o')
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=self._cache) as directory:
-                # gcov's notes lie beside the object, and have its name.
+                # gcov's notes are beside the object, and have its name.
                 made = pathlib.Path(directory) / path.name
                 complaint = self.compile(variant, source, self.top, made)
                 if complaint is not None:
@@ -232,7 +233,7 @@ class Suite:
         return path
 
     def compile_all(self, jobs: int) -> None:
-        """What mutants in C are linked with."""
+        """Compile the objects that mutants in C are linked with."""
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda one: self.object(*one), [
                 *((variant, name) for variant in ('plain', 'asan')
@@ -243,9 +244,9 @@ class Suite:
     def link(self, variant: str, result: pathlib.Path,
              changed: dict[str, pathlib.Path], program: str | None = None,
              extension: bool = False) -> None:
-        """The engine as a shared object, Python's extension, or a program.
+        """Link the engine as a shared object, an extension or a program.
 
-        A program is linked with the engine that lies beside it.
+        A program is linked with the engine in its directory.
         """
         sources = ([program, *self._helpers()] if program
                    else self.engine + self._binding * extension)
@@ -274,7 +275,7 @@ class Suite:
 
     def run_c(self, program: str, variant: str, tree: pathlib.Path,
               limit: float) -> tuple[int | None, str]:
-        """With the engine that lies in the tree's directory ``mutated``."""
+        """Run a program with the engine in the directory ``mutated``."""
         binary = tree / 'mutated' / variant / pathlib.Path(program).stem
         if not binary.exists():
             self.link(variant, binary, {}, program)
@@ -290,12 +291,12 @@ class Suite:
              '-p', 'no:xdist', *options, *names], tree, limit, isolated=True,
             **environment)
 
-    # -- what they execute -------------------------------------------------
+    # -- the lines that tests execute -----------------------------------------
 
     def programs(self, c: bool, modules: collections.abc.Iterable[str],
                  jobs: int, say: collections.abc.Callable[[str], None]
                  ) -> list[Program]:
-        """Those that can find mutants in C, and in these Python modules."""
+        """Return the programs that can find mutants in C or these modules."""
         names = self._found('test_*.c', C_TESTS) if c else []
         stems = {pathlib.Path(module).stem for module in modules}
         for name in self._found('test_*.py', 'tests'):
@@ -401,21 +402,21 @@ class Suite:
 
 
 def is_namesake(name: str, source: str) -> bool:
-    """Whether a file of tests is named after a source; several may be."""
+    """Return whether a file of tests has a source's name; several may."""
     stem = f'test_{pathlib.Path(source).stem}'
     return f'{pathlib.Path(name).stem}_'.startswith(f'{stem}_')
 
 
 def tests_of(programs: list[Program], file: str, lines: tuple[int, int],
              budget: float) -> list[tuple[Program, list[str]]]:
-    """Which tests execute the lines: the quickest first, within a budget.
+    """Return the tests of the lines: the quickest first, within a budget.
 
     The files of tests that are named after the source come before all.
     """
     wanted = range(lines[0], lines[1] + 1)
     found: list[tuple[bool, bool, float, Program, list[str]]] = []
     for program in programs:
-        # Of its own name, else in C before Python.
+        # The source's own test files first, and C before Python.
         rank = (not is_namesake(program.name, file),
                 program.name.endswith('.py'))
         if file.endswith('.c'):

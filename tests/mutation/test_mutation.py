@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
-# Its test executes both functions and looks at the first alone.
+# The test executes both functions and checks only the first.
 TINY_C = '''\
     int tiny_bigger(int a, int b);
     int tiny_unseen(int a);
@@ -129,7 +129,7 @@ def mutate(top, *arguments, timeout=250):
 
 
 def texts(file, source):
-    """Each operator's changed texts."""
+    """Return the changed texts of each operator."""
     result = {}
     data = textwrap.dedent(source).encode()
     for mutant in operators.mutants(file, data):
@@ -156,7 +156,7 @@ def test_c(tree):
     assert 'tiny.c: 18\n' in output    # executed by no test
     # The tree is left as it was.
     assert (tree / file).read_text() == textwrap.dedent(TINY_C)
-    # A second run knows what the tests execute.
+    # A second run has a cache of the lines that the tests execute.
     status, output, found = mutate(tree, *ids(file, '8:14:relation.1'))
     assert (status, found) == (0, {'8:14:relation.1': 'killed'}), output
     assert 'looking' not in output
@@ -197,14 +197,14 @@ def test_engine_tests_exist():
 
 
 def test_sources_of_engine_and_binding(tmp_path):
-    """The tests in C are linked with what knows nothing of Python."""
+    """The tests in C are linked with the sources that do not use Python."""
     found = suite.Suite(TOP, tmp_path, suite.Runner())
     assert 'glance_dedup/engine/files/spool.c' in found.engine
     assert not [name for name in found.engine if 'binding' in name]
 
 
 def test_nothing_is_compiled_twice(tree, tmp_path):
-    """Of two at once, one would have the notes of the other's counters."""
+    """An object is compiled once: two compilers would mix up gcov's notes."""
     (tree / 'tests/c/help.c').write_text('int help;\n')
     test = tree / 'tests/c/deep/test_tiny.c'
     (test.parent / 'test_tiny_too.c').write_bytes(test.read_bytes())
@@ -223,14 +223,14 @@ def test_nothing_is_compiled_twice(tree, tmp_path):
 
 
 def test_list(tree):
-    """Without a run of any test."""
+    """Listing runs no test."""
     _, output, found = mutate(tree, '--files', '*.c', '--list')
     assert len(output.splitlines()) > 6 and found == {}
     assert not list(tree.glob('.log/mutate/*'))
 
 
 def test_interrupted(tree):
-    """What it knows is reported, and nothing is left behind."""
+    """An interrupted run reports its results, and leaves nothing behind."""
     temporary = tree.with_name('temporary')
     temporary.mkdir()
     process = start(tree, '--jobs', '1', *ids(
@@ -276,7 +276,7 @@ def test_operators_c():
     assert any(text.find('env->close') < text.find('env->fsync')
                for text in found['swap'])
     assert len(found['swap']) == 1 and len(found['delete-call']) == 2
-    # No change of a message, nor of what is no statement.
+    # Messages are not changed, nor code outside of statements.
     assert 'arithmetic' not in found and 'constant' not in found
 
 
@@ -302,14 +302,14 @@ def test_operators_python():
                for text in found['early-return'])
     assert any(text.find('os.rename') < text.find('os.fsync')
                for text in found['swap'])
-    # Those of the message, the assertion and the default are left alone.
+    # Numbers in the message, the assertion and the default are left alone.
     assert len(found['constant']) == 2      # 1: to 2 and to 0
     assert len(found['relation']) == len(found['arithmetic']) == 1
 
 
 @pytest.mark.long
 def test_sample():
-    """Says what survives of a few; see the section of testing.rst."""
+    """Print the surviving mutants of a few; see the section of testing.rst."""
     start_ = time.monotonic()
     status, output, found = mutate(
         TOP, '--files', 'fence.c', '--files', 'spool.c', '--files',
