@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give the plugin the project's version, so that one tag names both.
+"""Gives the plugin the project's version, so that one tag names both.
 
-pbr asks git, ``PBR_VERSION``, or the ``PKG-INFO`` of the plugin's own sdist.
+pbr reads git, ``PBR_VERSION``, or the ``PKG-INFO`` of the plugin's own sdist.
 In an sdist of the project, the version is in ``PKG-INFO`` at the top.
 """
 

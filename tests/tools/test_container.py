@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What tools/container says before it builds anything."""
+"""tools/container reports errors before it builds anything."""
 
 import pathlib
 import subprocess

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What tools/demo says of its figures."""
+"""tools/demo reports its figures."""
 
 import importlib.util
 import pathlib

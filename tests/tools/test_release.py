@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What tools/release finds wrong with a wheel; test_package.py runs it."""
+"""tools/release detects errors of a wheel; test_package.py runs it."""
 
 import importlib.util
 import pathlib
@@ -15,7 +15,7 @@ METADATA = 'glance_dedup-1.2.3.dist-info/METADATA'
 FIELDS = {'Version': '1.2.3', 'License-Expression': 'Apache-2.0',
           'Project-URL': 'Glance, https://docs.openstack.org/glance/latest/',
           'Requires-Python': '>=3.11'}
-#: Whatever they are in a release, here each is a library of no functions.
+#: Here each of these is a library without functions.
 LIBRARIES = ('glance_dedup.libs/liblz4-1.so.1',
              'glance_dedup.libs/libxxhash-1.so.0',
              'glance_dedup.libs/libzstd-1.so.1')

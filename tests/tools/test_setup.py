@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tools install and build before they work: tools/lib.sh."""
+"""tools/lib.sh installs and builds the prerequisites of the tools."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ def make_program(path, text):
 
 @pytest.fixture
 def engine(tmp_path):
-    """Builds the engine of a checkout that has nothing else; what is said."""
+    """Builds the engine of a checkout without other files."""
     (tmp_path / 'tools').mkdir()
     (tmp_path / 'glance_dedup').mkdir()
     shutil.copy(TOP / 'tools' / 'lib.sh', tmp_path / 'tools')
@@ -40,7 +40,7 @@ def engine(tmp_path):
 
 
 def test_an_engine_of_a_build_that_failed_is_built_again(engine):
-    """Also if the sources are again those of the engine before."""
+    """A failed build is repeated, even if the old sources are back."""
     link = 'touch glance_dedup/_engine.abi3.so'
     # pip runs in the caller's directory, which is the checkout, too.
     assert engine('one', link).returncode == 0
@@ -53,7 +53,7 @@ def test_an_engine_of_a_build_that_failed_is_built_again(engine):
 @pytest.mark.skipif(sys.prefix != str(TOP / '.venv'),
                     reason='tools/test would make an environment of its own')
 def test_what_cannot_be_installed_is_named_with_the_reason(tmp_path):
-    """Each test that did not run, what it needs, and what apt-get said."""
+    """The output names each test that did not run, its need, and the error."""
     programs = tmp_path / 'programs'
     make_program(programs / 'sudo', 'exec "$@"')
     make_program(programs / 'dpkg-query', 'case $* in *shellcheck) exit 1;; '

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tempest asks a plugin for."""
+"""The interface of a plugin for tempest."""
 
 import os
 

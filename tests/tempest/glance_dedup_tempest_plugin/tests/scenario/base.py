@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scenarios share: images, and dedupd as seen from outside."""
+"""Helpers for the scenarios: images, and dedupd as seen from outside."""
 
 import http.client
 import io
@@ -95,12 +95,12 @@ class DedupTest(tempest.test.BaseTestCase):
     # -- the daemon --------------------------------------------------------
 
     def ask_daemon(self, path):
-        """What dedupd answers, parsed.
+        """Return dedupd's answer, parsed.
 
-        :raises OSError: if nobody answers
+        :raises OSError: if nothing answers
         """
         address = urllib.parse.urlsplit(CONF.dedup.daemon_url)
-        # Not through a proxy, whatever the environment says.
+        # Use no proxy, even if the environment names one.
         connection = http.client.HTTPConnection(
             address.hostname, address.port, timeout=REQUEST_TIMEOUT)
         try:
@@ -119,7 +119,7 @@ class DedupTest(tempest.test.BaseTestCase):
             f'{what}: not within {CONF.dedup.timeout} s')
 
     def image_figures(self, image_id):
-        """What dedupd says of one image."""
+        """Return dedupd's figures of one image."""
         for image in self.ask_daemon('/v1/images')['images']:
             if image['image_id'] == image_id:
                 return image
@@ -127,13 +127,13 @@ class DedupTest(tempest.test.BaseTestCase):
                   'serve the repository of this Glance?')
 
     def disk_bytes(self):
-        """What the repository takes, measured after this was called."""
+        """Return the repository's bytes, measured after the call."""
         # The daemon's figures may be some seconds old.
         time.sleep(6)
         return self.ask_daemon('/v1/status')['space']['disk_bytes']
 
     def run_command(self, option):
-        """Run what an option of ``[dedup]`` says."""
+        """Run the command in an option of ``[dedup]``."""
         command = CONF.dedup[option]
         result = subprocess.run(
             shlex.split(command), stdin=subprocess.DEVNULL,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without its daemon a store goes on."""
+"""A store works without its daemon."""
 
 import os
 
@@ -10,7 +10,7 @@ from glance_dedup_tempest_plugin.tests.scenario import base
 
 @decorators.serial
 class DaemonTest(base.DedupTest):
-    """Those that stop the daemon, which others need."""
+    """Tests that stop the daemon, which other tests need."""
 
     needs = ('daemon_url', 'daemon_stop_command', 'daemon_start_command')
 
@@ -42,7 +42,7 @@ class DaemonTest(base.DedupTest):
                          self.download_range(meanwhile, 5000, 8999))
 
         self.start_daemon()
-        # It was deduplicated all the same.
+        # The upload was deduplicated all the same.
         self.assertEqual(0, self.image_figures(meanwhile)['new_bytes'])
         self.assertEqual(data, self.download(meanwhile))
 

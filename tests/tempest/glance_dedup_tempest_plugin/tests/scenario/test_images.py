@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images share what they have in common, and give it back."""
+"""Images share their common blocks, and free them."""
 
 import os
 
@@ -24,7 +24,7 @@ class SharingTest(base.DedupTest):
 
     @decorators.idempotent_id('8950777f-3071-4072-9b4d-b5969772afe7')
     def test_similar_images_save_space(self):
-        """Of the second image only what differs is new."""
+        """Only the differing part of the second image is new."""
         one = os.urandom(base.SIZE)
         other = changed(one, 16)
         ids = [self.upload(data) for data in (one, other)]
@@ -32,7 +32,7 @@ class SharingTest(base.DedupTest):
         first, second = [self.image_figures(each) for each in ids]
         self.assertEqual(base.SIZE, first['new_bytes'])
         self.assertEqual(base.SIZE, second['size'])
-        # Blocks may be larger than those that were changed.
+        # Blocks may be larger than the changed pieces.
         self.assertLess(second['new_bytes'], base.SIZE // 8)
         self.assertGreaterEqual(second['new_bytes'], 16 * base.BLOCK)
         self.assertLess(second['stored_bytes'], base.SIZE // 8)
@@ -63,7 +63,7 @@ class SharingTest(base.DedupTest):
 
 @decorators.serial
 class CollectionTest(base.DedupTest):
-    """Nothing else may be stored meanwhile."""
+    """No other test may store images at the same time."""
 
     needs = ('daemon_url',)
 
@@ -86,8 +86,8 @@ class RangeTest(base.DedupTest):
 
     @decorators.idempotent_id('9e9f952b-d891-4ce7-95e1-590ab3865b78')
     def test_ranges(self):
-        """Whatever part is asked for comes, and no other."""
-        # Not a whole number of blocks.
+        """A download returns exactly the requested range."""
+        # The length is not a whole number of blocks.
         data = os.urandom(base.SIZE // 2) + bytes(
             base.SIZE // 4) + os.urandom(base.BLOCK + 1)
         image_id = self.upload(data)
