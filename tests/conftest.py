@@ -20,17 +20,17 @@ from tests import scheduling
 from tests.support import forkserver
 from tests.support import sweeps
 
-# How long an example takes says how busy the machine is.
+# The time of an example depends on the machine's load.
 hypothesis.settings.register_profile(
     'tests', deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile('tests')
 
 # Seconds. A test that hangs must fail long before the whole run is given up.
-# Tests share the processors with those beside them.
+# Tests share the processors with parallel ones.
 TIMEOUT = 300
 LONG_TIMEOUT = 1800
-# What tests have set up may take to end; a cloud, half a minute.
+# The tests' servers may take this long to end; a cloud, half a minute.
 TEARDOWN_TIMEOUT = 120
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -40,10 +40,10 @@ _IMPOSSIBLE = pytest.StashKey()
 _GUARD = pytest.StashKey()
 _NOTHING = types.SimpleNamespace(params={})
 
-# The processes that run tests side by side, for the one that leads them.
+# The processes that run tests in parallel, for their leading process.
 _NODES = []
 
-# These are for tempest to run: see tests/cloud/test_tempest.py.
+# tempest runs these: see tests/cloud/test_tempest.py.
 collect_ignore = ['tempest']
 
 
@@ -63,7 +63,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Also under nohup, from which programs would inherit that they ignore it.
+    # Programs would inherit the ignored signal of nohup.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     forkserver.install()
     sweeps.everything = config.getoption('--long')
@@ -76,7 +76,7 @@ def pytest_configure(config):
 
 
 def _whole(config):
-    """Tell which tests run: 0, those without options; 1, the slow; or None."""
+    """Return the tests that run: 0, all without options; 1, slow; None."""
     every = config.getoption('--all')
     if config.getoption('--long') or config.getoption('keyword') or (
             config.getoption('markexpr') != ('slow' if every else '')
@@ -97,7 +97,7 @@ def _left_out(config):
 
 
 def _is_named(item):
-    """Whether the command line names the test, its file or a directory of it.
+    """Return whether the command line names the test, its file or directory.
 
     The directory of all tests is named where no other is.
     """
@@ -138,13 +138,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Keep the collector of garbage from looking at ten thousand tests."""
+    """Keep the garbage collector from scanning ten thousand tests."""
     gc.collect()
     gc.freeze()
 
 
 def _without(config, items):
-    """The tests that can run, and those that need what cannot be installed."""
+    """Return the tests that can run, and those with unavailable needs."""
     missing = {option.partition('=')[0]
                for option in config.getoption('--without')}
     run, impossible = [], []
@@ -155,7 +155,7 @@ def _without(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error):
-    """Each process collected the same."""
+    """Take the results of one process: each collected the same."""
     if hasattr(node, 'workeroutput'):
         node.config.stash[_OUT] = node.workeroutput.get('left out', {})
         node.config.stash[_IMPOSSIBLE] = node.workeroutput.get(
@@ -191,7 +191,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Refuse what a test does not declare that it needs."""
+    """Refuse access to needs that a test does not declare."""
     if _GUARD not in item.config.stash:
         item.config.stash[_GUARD] = needs.Guard()
     item.config.stash[_GUARD].begin(item.stash[_NEEDS])
@@ -199,11 +199,11 @@ def pytest_runtest_protocol(item):
 
 
 def _forget(item, following):
-    """Give back memory, which a process of many tests would pile up.
+    """Free memory, which a process of many tests would pile up.
 
     An exception that is the parameter of a test has a traceback, once it was
-    raised, and so every frame that it went through. The C library keeps what
-    the threads of a test have freed.
+    raised, and so every frame that it went through. The C library keeps the
+    memory that the threads of a test have freed.
     """
     for value in getattr(item, 'callspec', _NOTHING).params.values():
         if isinstance(value, BaseException):
@@ -237,10 +237,11 @@ def pytest_testnodeready(node):
 
 
 def pytest_keyboard_interrupt(excinfo):
-    """An interrupted run waits until its processes have torn down.
+    """Wait in an interrupted run until its processes have torn down.
 
     xdist interrupts them once more after five seconds, and ends them ten
-    seconds later, whatever they are at: what they had started would run on.
+    seconds later, even in a teardown: the programs that they had started would
+    run on.
     """
     if 'PYTEST_XDIST_WORKER' in os.environ:
         signal.signal(signal.SIGINT, lambda number, frame: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests declare what they need beside the Python environment.
+"""Tests declare what they need besides the Python environment.
 
 A test declares its needs by a mark, a fixture by a decorator, which counts for
 every test that uses the fixture::
@@ -15,7 +15,7 @@ A need is a profile of ``bindep.txt`` (Debian packages), a file of
 ``tests/cloud/requirements`` (a Python environment below ``.services``), or a
 group of :data:`GROUPS`. An unknown need ends the run before its first test.
 
-``tools/test`` calls this module to learn what the chosen tests need::
+``tools/test`` calls this module to find the needs of the chosen tests::
 
     python -m tests.needs [pytest arguments]
 
@@ -25,9 +25,9 @@ While a test is set up and runs, the programs of every need that it does not
 declare are refused: the first directory of ``PATH`` has a program of each such
 name that refuses to run, and an audit hook refuses those that a test starts by
 their paths. A refusal fails the test, even if the test would pass without the
-program. What another program starts by its path, or with a ``PATH`` of its
-own, escapes this; the run on a fresh machine (``tools/fresh``) finds it if no
-other test declares the need.
+program. A program that another program starts by its path, or with a ``PATH``
+of its own, is not refused; the run on a fresh machine (``tools/fresh``) finds
+it if no other test declares the need.
 """
 
 import functools
@@ -205,7 +205,7 @@ class Guard:
         os.environ['PATH'] = f'{self._directory(declared)}:{self.path}'
 
     def end(self):
-        """Return the names of what was refused since `begin`."""
+        """Return the names of the programs refused since `begin`."""
         self.declared = None
         self.restore_path()
         return sorted(set(self.log.read_text().split()))

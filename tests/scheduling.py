@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which process, and in which order, tests run side by side.
+"""Distributes the tests among processes, and puts them in order.
 
 Tests that run in one process, one after the other, are a *scope*. A scope is a
 file, whose tests share its fixtures, with two exceptions: the tests of the
 files in :data:`SPLIT` are scopes of their own, and the files of a group in
 :data:`GROUPS`, which share a cloud, are one scope.
 
-The scopes that take longest start first, so that no long one is left when the
-other processes have nothing to do any more. ``tests/durations.json`` has the
-seconds that each took. Scopes that it does not know start before all others.
+The scopes that take longest start first, so that no long one runs alone at the
+end while the other processes are idle. ``tests/durations.json`` has the
+seconds of each. Scopes without an entry start before all others.
 
 ::
 
@@ -16,8 +16,8 @@ seconds that each took. Scopes that it does not know start before all others.
     tools/test --all -m slow --durations-file tests/durations.json
 
 record the durations of the tests that ran, and leave those of the others. Each
-also records what the whole run took, under :data:`WHOLE`. A run that fails, or
-is interrupted, records nothing.
+also records the time of the whole run, under :data:`WHOLE`. A run that fails,
+or is interrupted, records nothing.
 """
 
 import collections
@@ -35,7 +35,7 @@ FILE = HERE / 'durations.json'
 WHOLE = 'all tests'
 #: Of each, every test may run in another process.
 SPLIT = {'tests/unit/test_c.py'}
-#: Those that need compute hosts of their own, and those that do not.
+#: Tests that need compute hosts of their own, and tests that do not.
 GROUPS = {
     'tests/cloud/ with compute hosts': {
         f'tests/cloud/test_{name}.py' for name in (
@@ -59,7 +59,7 @@ def scope_of(node_id):
 
 
 def read(path=FILE):
-    """Seconds by scope: those of its quick tests, and of its slow ones."""
+    """Return seconds by scope: of its quick tests, and of its slow ones."""
     try:
         durations = json.loads(path.read_text())
         return {scope: [float(quick), float(slow)]
@@ -82,7 +82,7 @@ def write(path, durations):
 def sort(items, is_slow, durations=None):
     """Put the scopes that take longest first; within one, keep the order.
 
-    :param is_slow: tells whether a test is slow
+    :param is_slow: returns whether a test is slow
     """
     if durations is None:
         durations = read()
@@ -102,7 +102,7 @@ def sort(items, is_slow, durations=None):
 
 
 class Recorder:
-    """Adds up what the tests of a run take, in the process that leads it."""
+    """Adds up the tests' times, in the leading process of a run."""
 
     def __init__(self, path, whole=None):
         """Record in a file.

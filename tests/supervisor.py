@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests, and ends what they leave running.
+"""Runs the tests, and ends the processes that they leave running.
 
 ::
 
     python -m tests.supervisor COMMAND...
 
 Tests start services, each in a session of its own. A process of the tests that
-is killed can no longer end those that it started; Linux hands them to the next
-ancestor that asked for orphans, which is this one.
+is killed can no longer end its services; Linux gives the orphans to the
+nearest ancestor that is a subreaper, which is this process.
 
 To end a run early, send this process SIGINT, SIGTERM or SIGHUP, or press
 Ctrl-C. The tests are interrupted, and tear down what they have set up. The
@@ -23,16 +23,16 @@ import subprocess
 import sys
 import time
 
-# Of <linux/prctl.h>
+# From <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Seconds that what was killed may take to be gone.
+# Seconds that killed processes may take to disappear.
 _LIMIT = 30
 _POLL = 0.01
 # Seconds that a program may take to start before it is named anyway.
 _STARTING = 1
 
-# What a run waits for: a child has ended, or somebody asks for an end.
+# Signals that a run waits for: a child has ended, or an end is requested.
 _HEARD = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,12 +50,12 @@ def _children():
 
 
 def _name(pid):
-    """Of a program; None of what is left of one that has ended."""
+    """Return a program's name; None for a zombie."""
     proc = pathlib.Path(f'/proc/{pid}')
     deadline = time.monotonic() + _STARTING
     with contextlib.suppress(OSError):
-        # What is left has no memory. A program that is just starting has
-        # memory, but no arguments yet, and its parent's name.
+        # A zombie has no memory. A program that is just starting has memory,
+        # but no arguments yet, and its parent's name.
         while (proc / 'statm').read_text().split()[0] != '0':
             if (proc / 'cmdline').read_bytes() or time.monotonic() > deadline:
                 return (proc / 'comm').read_text().strip()
@@ -70,7 +70,8 @@ def _end_all():
     while (children := _children()) and time.monotonic() < deadline:
         for pid in children:
             names.setdefault(pid, _name(pid))
-            # Not those of another user, whom a test was with sudo.
+            # A process of another user, which a test started with sudo, cannot
+            # be killed.
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -81,11 +82,11 @@ def _end_all():
 
 
 def _begin():
-    """In the command's process, before it runs."""
+    """Prepare the command's process, before it runs."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
-    # A shell has background commands ignore it. Tests that interrupt what they
-    # start would wait for ever.
+    # A shell has background commands ignore it. Tests that interrupt their own
+    # processes would wait for ever.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -109,7 +110,7 @@ def run(command):
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     number, status = signal.SIGINT, None
     try:
-        # In a group of its own: a terminal's Ctrl-C would come twice.
+        # The process group is its own: a terminal's Ctrl-C would come twice.
         process = subprocess.Popen(
             command, process_group=0, preexec_fn=_begin)
         while status is None:
@@ -130,5 +131,5 @@ def run(command):
 
 if __name__ == '__main__':
     code = run(sys.argv[1:])
-    # As a shell has it.
+    # A shell returns the same status.
     sys.exit(code if code >= 0 else 128 - code)

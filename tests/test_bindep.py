@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system packages of bindep.txt: enough to install what is required."""
+"""The packages of bindep.txt suffice to install the requirements."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import documents
 
-#: What pip compiles plyvel with, for a Python for which it has no wheel.
+#: pip compiles plyvel with this for a Python without a wheel of it.
 PLYVEL = """
 #include <leveldb/db.h>
 int main() { return leveldb::kMajorVersion < 1; }
@@ -17,7 +17,7 @@ int main() { return leveldb::kMajorVersion < 1; }
 
 
 def packages(profile, platform):
-    """What bindep.txt names for a profile on a platform."""
+    """Return the packages of a profile on a platform, by bindep.txt."""
     found = set()
     for line in (documents.TOP / 'bindep.txt').read_text().splitlines():
         name, _, profiles = line.partition(' [')

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What contributors and continuous integration begin with.
+"""Contributors and continuous integration begin with these files.
 
 The hooks of ``.pre-commit-config.yaml`` check the files that the tests of the
 style check, with commands that exist, and the jobs of ``.zuul.yaml`` run
-environments of ``tox.ini`` and the plugin of DevStack that there are.
+existing environments of ``tox.ini`` and the plugin of DevStack.
 """
 
 import configparser
@@ -24,7 +24,7 @@ from tests.devstack import test_plugin
 from tests import test_style
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-#: What pre-commit runs in: an environment that is active comes first.
+#: pre-commit uses this path: an environment that is active comes first.
 PATH = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
 
 
@@ -34,7 +34,7 @@ def load(name):
 
 @functools.cache
 def tracked():
-    """All files that git knows, as pre-commit is given them."""
+    """Return all files that git tracks, which pre-commit gets."""
     listed = subprocess.run(['git', 'ls-files'], cwd=TOP, capture_output=True,
                             text=True, timeout=60)
     if listed.returncode:
@@ -59,7 +59,7 @@ def relative(paths):
 
 
 def shell_scripts():
-    """Those that tests/test_style.py checks."""
+    """Return the scripts that tests/test_style.py checks."""
     mark, = (mark for mark in test_style.test_shell_style.pytestmark
              if mark.name == 'parametrize')
     return relative(mark.args[1])
@@ -73,7 +73,7 @@ def run(hook, *files):
 
 @pytest.mark.needs('shellcheck')
 def test_hooks_need_nothing_but_what_the_tests_install():
-    """None is fetched from a repository of its own."""
+    """No hook is fetched from a repository of its own."""
     found = load('.pre-commit-config.yaml')
     assert [repository['repo'] for repository in found['repos']] == ['local']
     for hook in hooks().values():
@@ -135,7 +135,7 @@ def jobs():
 
 
 def environments():
-    """Of tox.ini; those of [testenv] alone are called by their Python."""
+    """Return tox.ini's environments, with py3 for [testenv] itself."""
     tox = configparser.RawConfigParser()
     tox.read(TOP / 'tox.ini')
     return {'py3'} | {section.partition(':')[2] for section in tox.sections()
@@ -171,7 +171,7 @@ def test_the_job_with_devstack_uses_the_plugin():
         assert re.search(rf'is_service_enabled {service}\b', script)
     for option in job['vars'].get('devstack_localrc', {}):
         assert f'{option}=${{{option}:-' in settings
-    # Of tempest, and of our own plugin of it.
+    # The expression matches tests of tempest, and of our own plugin.
     expression = re.compile(job['vars']['tempest_test_regex'])
     scenario = (TOP / 'tests' / 'tempest' / 'glance_dedup_tempest_plugin'
                 / 'tests' / 'scenario')
@@ -188,7 +188,7 @@ def test_a_change_that_no_job_needs_is_one_of_documents():
         for pattern in job['irrelevant-files']:
             found = [name for name in tracked() if re.search(pattern, name)]
             assert found, f'{job["name"]}: {pattern} is no file'
-            # What builds the documents is tested by the jobs that do.
+            # Jobs that build the documents test their tools.
             assert not any(
                 name.endswith(('.py', '.c', '.h', '.sh')) for name in found
                 if not name.startswith(('doc/', 'releasenotes/')))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents: they build, and say what the programs are.
+"""The documents build, and describe the programs correctly.
 
 No reference dangles, since they are built with warnings as errors; the manual
 pages are well formed; and commands, options, files and messages that they name
@@ -38,14 +38,14 @@ MANUAL = {'glance-dedup.1', 'dedupd.8'}
 
 
 def in_git():
-    """Both builds ask git, from which reno makes the notes' history."""
+    """Both builds run git, from which reno makes the notes' history."""
     return subprocess.run(
         ['git', 'rev-parse', '--verify', '-q', 'HEAD'], cwd=TOP,
         capture_output=True).returncode == 0
 
 
 def build(source, builder, target):
-    """Build documents; every builder shares what was read of them."""
+    """Build documents; every builder shares the parsed documents."""
     result = subprocess.run(
         [sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q',
          '-b', builder, '-d', target.parent / 'doctrees', TOP / source,
@@ -73,13 +73,13 @@ def test_build(source, place):
 
 
 class Links(html.parser.HTMLParser):
-    """Where a page's references and pictures lead."""
+    """Targets of a page's references and pictures."""
 
     def __init__(self):
         super().__init__()
         self.found = set()
         self.loaded = set()
-        # What stands around the text is the theme's.
+        # The theme makes everything outside the text.
         self.depth = 0
 
     def handle_starttag(self, tag, attrs):
@@ -117,7 +117,7 @@ def outside():
 
 @pytest.mark.parametrize('page', outside())
 def test_a_page_that_is_read_as_it_stands(page):
-    """docutils alone has nothing to say, and what it names is there."""
+    """docutils alone reports nothing, and the named files exist."""
     said = io.StringIO()
     tree = core.publish_doctree(
         page.read_text(), source_path=str(page), settings_overrides={
@@ -136,7 +136,7 @@ def linked(page):
 
 
 def test_the_way_in_is_linked_and_packaged():
-    """From README, from the contributor's guide, and in an sdist."""
+    """README and the contributor's guide link the pages; an sdist has them."""
     pages = {path.name for path in documents.outside()
              if path.parent == TOP} - {'README.rst'}
     assert pages <= linked(TOP / 'README.rst')
@@ -163,7 +163,7 @@ def test_readme_is_short_and_the_package_says_what_it_is():
 @pytest.mark.needs('manual')
 @pytest.mark.skipif(not in_git(), reason='not a git checkout with a commit')
 def test_manual_pages(place):
-    """Each has a name that ``apropos`` finds, and no error of its markup."""
+    """Each page has a name that ``apropos`` finds, and valid markup."""
     for tool in ('man', 'lexgrog'):
         assert shutil.which(tool), f'{tool} is missing: see bindep.txt, man-db'
     target = place / 'doc' / 'man'
@@ -202,7 +202,7 @@ def page_of(path):
 
 
 def figures():
-    """Rows of README's results: what, the result, and where it is from."""
+    """Return rows of README's results: subject, result, source."""
     rows = re.findall(
         r'^   \* - (.+?)\n     - (.+?)\n     - (.+?)(?=\n   \* |\n\n)',
         (TOP / 'README.rst').read_text(), re.MULTILINE | re.DOTALL)
@@ -212,7 +212,7 @@ def figures():
 
 @pytest.mark.parametrize('row', figures(), ids=lambda row: row[0][:30])
 def test_a_figure_of_readme_stands_in_the_guide(row):
-    """On a page that names the command, or on the one that is linked."""
+    """A figure is on a page that names its command, or on the linked page."""
     _, result, source = row
     guide = {page: page.read_text().replace(',', '')
              for page in documents.SOURCE.rglob('*.rst')}
@@ -227,7 +227,7 @@ def test_a_figure_of_readme_stands_in_the_guide(row):
 
 
 def test_the_figures_of_the_comparison_stand_in_the_guide():
-    """README compares with other stores what the guide's tables have."""
+    """README's comparison with other stores has the figures of the guide."""
     comparison = re.search('^Beside a file store.*?^Where to go on',
                            (TOP / 'README.rst').read_text(),
                            re.MULTILINE | re.DOTALL)[0]
@@ -273,7 +273,7 @@ def test_a_picture_is_what_its_program_draws(name):
         if words.get('text-anchor') == 'start':
             x += half
         assert 0 <= x - half and x + half <= width, words.text
-        # It fits into the innermost box that it stands in.
+        # The text fits into the innermost box around it.
         inside = [box for box in boxes if box[0] <= x <= box[0] + box[2]
                   and box[1] <= y <= box[1] + box[3]]
         if inside and words.get('class') != 'label':
@@ -347,7 +347,7 @@ def test_words_that_are_introduced_as_terms_are_in_the_glossary():
 
 
 def test_the_design_page_leads_to_each_folder():
-    """Each has a row in the tables, with a link to its description."""
+    """Each folder has a row in the tables, with a link to its description."""
     rows = re.findall(r'^   \* - ``([a-z_]+)``\n     - (.+?)(?=^   \* - |^$)',
                       guide('design'), re.MULTILINE | re.DOTALL)
     found = [name for name, row in rows if '`_' in row or ':doc:' in row]
@@ -428,9 +428,12 @@ def parse(parser, words):
 
 
 def require_glance_dedup(words, whole):
-    """:raises Misused: if it is none; arguments are looked at if `whole`"""
+    """Check a command line; the arguments only if `whole`.
+
+    :raises Misused: if it is no command
+    """
     if not whole:
-        # What follows is cut short: options must exist, wherever they stand.
+        # The rest is cut short: options must exist, in any position.
         known = set()
         _, words = parse(application().parser, words)
         plain = [word for word in words if not word.startswith('-')]
@@ -468,7 +471,7 @@ def require_dedupd(words):
             raise Misused(f'{word} is no option')
 
 
-#: What may stand in front of a program: who runs it, and variables.
+#: Words that may precede a program: a user for it, and variables.
 _BEFORE = re.compile(
     r'(sudo -u [a-z]+ |[A-Z_]+=\S+ |\S*/(?=(glance-dedup|dedupd)\b))*')
 
@@ -487,7 +490,7 @@ def used(text):
 
 
 def check_line(place, text, whole):
-    """How many commands a line has; each must be one."""
+    """Return the number of commands in a line; each must be valid."""
     found = 0
     if ' [' in text:            # a synopsis
         return 0
@@ -513,7 +516,7 @@ def test_commands_of_blocks():
 
 
 def test_commands_of_sentences():
-    """Also without the program's name, as in ``repository check``."""
+    """Commands may lack the program's name, such as ``repository check``."""
     found = 0
     for page in documents.pages():
         if page.name.startswith('format'):  # structures, not commands
@@ -543,7 +546,7 @@ def headings(page):
 
 
 def test_sections_that_references_name():
-    """As in :doc:`space`, "What to choose"."""
+    """The named section exists, as in :doc:`space`, "What to choose"."""
     found = 0
     for page in documents.pages():
         for target, title in re.findall(
@@ -558,7 +561,7 @@ def test_sections_that_references_name():
 
 
 def test_sections_that_comments_name():
-    """As in (design.rst, "Storing")."""
+    """The named section exists, as in (design.rst, "Storing")."""
     sections = {(page.stem, heading) for page in documents.pages()
                 for heading, _ in headings(page)}
     found = 0
@@ -589,7 +592,7 @@ def test_options_of_sentences():
 
 
 def test_options_of_blocks():
-    """In every piece of a configuration file."""
+    """Every piece of a configuration file has only known options."""
     driver = names_of(store_opts.dedup_opts)
     daemon = {group: names_of(options)
               for group, options in opts.list_opts()
@@ -651,7 +654,7 @@ def messages_of_c(text):
 
 
 def messages_of_python(text):
-    """Every string, with ... for what is put in."""
+    """Yield every string, with ... for each value inserted."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.JoinedStr):
             yield ''.join(
@@ -663,7 +666,7 @@ def messages_of_python(text):
 
 @functools.cache
 def messages():
-    """All that the programs can say."""
+    """Return all messages of the programs."""
     found = set()
     for directory in ('glance_dedup', 'dedupd'):
         for path in (TOP / directory).rglob('*.py'):
@@ -680,13 +683,13 @@ def pattern(text):
 
 
 def is_message(text):
-    """Whether it is one, or a part of one."""
+    """Return whether a text is a message, or a part of one."""
     return any(map(pattern(text).search, messages()))
 
 
 def is_said(line):
-    """Whether it is a message, or one that is put into another."""
-    # A system call's error stands behind what failed.
+    """Return whether a line is a message, or one inside another."""
+    # A system call's error follows the failed operation.
     line = line.removesuffix(': ...')
     if is_message(line):
         return True
@@ -706,7 +709,7 @@ def quoted():
 
 
 def test_messages():
-    """What the page on troubleshooting quotes is what is said."""
+    """The page on troubleshooting quotes messages of the programs."""
     lines = quoted()
     assert len(lines) > 25
     for place, line in lines:
@@ -729,7 +732,7 @@ def test_messages_that_are_not_said():
 # -- tools --------------------------------------------------------------------
 
 def tools():
-    """Those that people run; the others are parts of these."""
+    """Return the tools for people; the other files are parts of these."""
     return sorted(
         path.name for path in (TOP / 'tools').iterdir()
         if path.is_file() and os.access(path, os.X_OK)
@@ -739,7 +742,7 @@ def tools():
 @pytest.mark.parametrize('tool', tools())
 def test_help_of_tools(tool):
     path = TOP / 'tools' / tool
-    # Not to be tried where it would do its work instead.
+    # A tool without --help would do its work instead.
     assert '--help' in path.read_text()
     result = subprocess.run(
         [path, '--help'], cwd='/', stdin=subprocess.DEVNULL,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that are forked are what they would be if they were executed."""
+"""Forked programs are the same as executed ones."""
 
 import concurrent.futures
 import os
@@ -41,7 +41,7 @@ def test_same_status_and_output(arguments, tmp_path):
 
 
 def test_descriptors_and_directory(tmp_path):
-    """It reads its input, and has nothing open that it was not given."""
+    """A forked program reads its input, and has only its own files open."""
     path = tmp_path / 'repository'
     run('--repository', path, 'repository', 'create')
     kept = os.open(tmp_path, os.O_RDONLY)
@@ -83,7 +83,7 @@ def test_it_is_a_child_that_can_be_killed(tmp_path):
 
 
 def test_starts_of_two_families_at_once():
-    """Each process stays a child of this one, which learns how it ends."""
+    """Each process stays a child of this one, which gets its exit status."""
     openstack = [os.path.join(os.path.dirname(sys.executable), 'openstack')]
 
     def statuses(command):
@@ -101,7 +101,7 @@ def test_starts_of_two_families_at_once():
 
 
 def program(code, *arguments, **environment):
-    """Run a program that is forked unless it is too long; what it prints."""
+    """Run a program, forked unless it is too long; return its output."""
     command = [sys.executable, '-c', f'from dedupd import daemon\n{code}',
                *arguments]
     environment = {**os.environ, 'PYTHONPATH': str(TOP), **environment}
@@ -122,7 +122,7 @@ def test_a_long_command():
 
 
 def test_a_server_that_was_killed():
-    """Only the start that finds it dead fails, if any."""
+    """At most the start that finds the server dead fails."""
     assert program('print(1)') == '1\n'
     server = forkserver._servers[os.getpid(), 'ours']._process
     server.kill()

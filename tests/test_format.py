@@ -51,8 +51,8 @@ CHECKER = {
     ('Records', 0): volume_reader._RECORD}
 #: Not in the pages: the filter is no part of the repository.
 ALONE = {'filterhead.HEAD'}
-#: What the engine writes by other means: magics, versions, checksums, how a
-#: group was recompressed, a block's place, and whether a segment has a list.
+#: The engine writes these by other means: magics, versions, checksums, a
+#: group's recompression, a block's place, and whether a segment has a list.
 BY_HAND = re.compile(r'magic |major version|minor version|checksum of bytes 0 '
                      r'|flags, 0|how many slots these are|(with|at) which |'
                      r'the (codec|level) (with|of) |place, |layout, '
@@ -75,7 +75,7 @@ def documented(heading, which):
 
 
 def items(format):
-    """Offset and size of each item of a format, without those it skips."""
+    """Yield offset and size of each item of a format, except padding."""
     offset = 0
     for count, kind in re.findall(r'(\d*)(\w)', format.removeprefix('<')):
         size = struct.calcsize(f'<{count}{kind}')
@@ -97,14 +97,15 @@ def test_tables_agree(place):
     for offset, size, words in documented(*place):
         field = fields.pop(offset, None)
         if words.startswith('16 counters'):
-            # Each is a field; the engine leaves the last four.
+            # Each counter is a field; the engine leaves the last four.
             assert field.size == 8
             for at in range(offset + 8, offset + 12 * 8, 8):
                 assert fields.pop(at).size == 8
         elif words.startswith('reserved'):
             assert field is None, (field, words)
         elif words.startswith('kind: 0 zeros, 1 blocks'):
-            # With the three bytes behind it, which must be zeros.
+            # The field includes the three bytes behind it, which must be
+            # zeros.
             assert (field.size, size) == (4, 1)
         elif field is None:
             assert BY_HAND.match(words), words
@@ -116,7 +117,7 @@ def test_tables_agree(place):
 @pytest.mark.parametrize('place', CHECKER,
                          ids=lambda place: f'{place[0]} {place[1]}')
 def test_checker_agrees(place):
-    """Its items are the pages' rows, from the first on."""
+    """The checker's items are the pages' rows, from the first on."""
     found = [*items(CHECKER[place].format)]
     rows = [(offset, size) for offset, size, words in documented(*place)
             if not words.startswith('reserved') or (offset, size) in found]
@@ -124,7 +125,7 @@ def test_checker_agrees(place):
 
 
 def test_filter():
-    """Its fields lie between version and checksum, and do not overlap."""
+    """The fields lie between version and checksum, and do not overlap."""
     fields = field_tables.tables()['filterhead.HEAD']
     assert [(field.offset, field.size) for field in fields] == [
         (16, 16), (32, 8), (40, 8)]

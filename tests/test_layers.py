@@ -5,8 +5,8 @@
 :data:`ENGINE` lists the C engine's folders. A file includes files of its own
 folder and of those above it in the list, and nothing else of ours.
 :data:`PACKAGES` is the table of the Python packages, with the imports of each.
-The design page says what each place is for. This counts the lines of code of
-each place, without comments, docstrings and blank lines::
+The design page describes each place. This counts the lines of code of each
+place, without comments, docstrings and blank lines::
 
     python -m tests.test_layers
 """
@@ -36,12 +36,12 @@ ENGINE = (
 BINDING = 'binding'
 #: So does the plugin for nbdkit, which does without Python.
 NBDKIT = 'nbdkit'
-#: Folders of ``tests/c`` beside those of the engine.
+#: Folders of ``tests/c`` besides those of the engine.
 TESTS_ALONE = {'support', 'whole'}
 
 #: The packages, and the modules of dedupd that are in none, with the places
 #: that each may import besides itself. Only those above it, so no two import
-#: each other. A module by its full name stands for itself alone.
+#: each other. A module's full name means that module alone.
 PACKAGES = {
     'glance_dedup._engine': '',
     'glance_dedup.base': '',
@@ -92,7 +92,7 @@ PACKAGES = {
         'client transfer adoption fuse_operations fstest backup '
         'driver.store_opts opts status tasks daemon',
 }
-#: Modules without a test file of their own, and what tests them.
+#: Modules without a test file of their own, and the files that test them.
 TESTED_BY = {
     'glance_dedup.repository.features': 'unit/repository/test_versions.py',
     'dedupd.tasks.tierer': 'functional/test_tierer.py',
@@ -289,7 +289,7 @@ def may_include(folder):
 
 
 def wrong_includes(path, text, paths):
-    """What is wrong with a file's includes, a sentence each."""
+    """Yield a sentence for each wrong include of a file."""
     allowed = may_include(place_of(path))
     for quote, name in _INCLUDE.findall(text):
         ours = name in paths
@@ -305,7 +305,7 @@ def wrong_includes(path, text, paths):
 
 
 def complaints(files):
-    """All that is wrong with the C files of ``glance_dedup``.
+    """Return all errors of the C files of ``glance_dedup``.
 
     :param files: the text of each by its path from ``glance_dedup``
     """
@@ -335,7 +335,7 @@ KEY_VALUE = {(f'engine/kv/{backend}.c', 'engine/kv/kv.c')
 
 
 def calls(files):
-    """The C files of the engine whose functions each of them names.
+    """Return the engine's C files whose functions each C file names.
 
     A store of keys opens its backends, which call its helpers: these calls of
     theirs are left out.
@@ -389,7 +389,7 @@ def stray_functions(path, text):
             yield name
 
 
-#: The folder of what the language itself could have: ``gd_fail``,
+#: The folder of functions that the language itself could have: ``gd_fail``,
 #: ``gd_put32``, ``gd_read_full``.
 _LIKE_THE_LANGUAGE = 'engine/base/'
 
@@ -518,7 +518,7 @@ def may_import(package):
 
 
 def imports_of(module, text):
-    """What a module imports of ours, also within functions."""
+    """Yield a module's imports of ours, also within functions."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f'{module} imports relatively'
@@ -532,7 +532,7 @@ def imports_of(module, text):
 
 
 def wrong_imports(files):
-    """All that is wrong with the imports of modules, a sentence each.
+    """Yield a sentence for each wrong import of the modules.
 
     :param files: the text of each module by its full name
     """
@@ -570,7 +570,7 @@ def test_packages():
 
 
 def test_packages_are_in_order():
-    """Each imports only those above it, so there is no cycle."""
+    """Each package imports only those above it, so there is no cycle."""
     order = list(PACKAGES)
     for number, package in enumerate(order):
         above = {*order[:number], package}
@@ -612,7 +612,7 @@ def test_packages_that_keep_the_order(module, text):
 
 
 def whose(stem, module, siblings):
-    """Whether a file of tests is a module's, and not a sibling's."""
+    """Return whether a file of tests is a module's, and not a sibling's."""
     return stem == f'test_{module}' or (
         stem.startswith(f'test_{module}_') and not any(
             len(other) > len(module) and stem.startswith(f'test_{other}')
@@ -671,7 +671,7 @@ COUNTERS = {'.py': python_lines, '.c': c_lines, '.h': c_lines} | dict.fromkeys(
 
 
 def lines_by_folder():
-    """Return the lines of code of each folder that git knows."""
+    """Return the lines of code of each folder that git tracks."""
     found = collections.Counter()
     for name in subprocess.run(
             ['git', 'ls-files'], cwd=TOP, check=True, capture_output=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests declare what they need, and cannot use anything else."""
+"""Tests declare their needs, and cannot use anything else."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ HEAD = 'import subprocess\nimport pytest\nfrom tests import needs\n'
 
 @pytest.fixture
 def run(tmp_path):
-    """Run tests of some text with the hooks of all tests; what is printed."""
+    """Run the text's tests with the hooks of all tests; return the output."""
     def run(text, *arguments, status=0):
         (tmp_path / 'test_one.py').write_text(HEAD + text)
         done = subprocess.run(
@@ -44,7 +44,7 @@ def test_an_unknown_need_ends_the_run_before_the_first_test(run):
 @pytest.mark.needs('shellcheck')
 @pytest.mark.parametrize('name', ['shellcheck', '/usr/bin/shellcheck'])
 def test_an_undeclared_program_is_refused(run, name):
-    """Also if the test does not care, and if it is named by its path."""
+    """The refusal counts if the test ignores it, and for a path, too."""
     output = run(
         'def test_hides_it():\n'
         '    try:\n'
@@ -119,7 +119,7 @@ def test_an_undeclared_program_is_refused_however_it_is_started(run, start):
 
 
 def test_a_refusal_between_two_tests_is_not_that_of_the_next(run):
-    """As of a service that a session has and that a test made start it."""
+    """A refusal after a test does not fail the next test."""
     output = run(
         '@pytest.fixture\n'
         'def late(request):\n'
@@ -158,7 +158,7 @@ def test_an_undeclared_service_is_refused(run):
 
 
 def test_what_cannot_be_installed(run):
-    """The other tests run; the end names the reason and what did not run."""
+    """The other tests run; the end names the reason and the tests left out."""
     output = run(
         'def test_other(): pass\n'
         '@pytest.mark.needs("rabbitmq")\n'
@@ -184,7 +184,7 @@ def test_the_end_names_the_option_for_what_was_left_out(run):
 
 
 def test_only_a_run_records_its_times(run, tmp_path):
-    """Not the collecting for what is to be installed, which comes first."""
+    """Collecting does not record times, nor does an interrupted run."""
     path = tmp_path / 'durations.json'
     run('def test_one(): pass\n', '--durations-file', path, '--collect-only')
     assert not path.exists()

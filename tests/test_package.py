@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, made and installed as the installation guide says.
+"""The wheel is made and installed as in the installation guide.
 
 One test compares the files of a wheel without extensions, which takes no
-compiler, with those of the checkout. What makes a release, ``tools/release``,
+compiler, with those of the checkout. ``tools/release``, which makes a release,
 is run once. The tests that compile something are long.
 """
 
@@ -24,9 +24,9 @@ BUILD_SECONDS = 600
 RELEASE_SECONDS = 3000
 #: Pythons that tools/release finds in some Debian.
 IN_DEBIAN = ('python3.13', 'python3.14')
-#: Where a wheel has what is installed below ``share``.
+#: The wheel's directory of the files installed below ``share``.
 SHARE = f'glance_dedup-{VERSION}.data/data/share'
-#: What goes there: a directory, the endings of the files, and theirs here.
+#: Its content: a directory, the endings of the files, and their source.
 DATA = [('glance-dedup/systemd', ('service', 'socket', 'timer'), 'etc'),
         ('glance-dedup/conf', ('conf', 'sample'), 'etc'),
         ('glance-dedup/tmpfiles.d', ('conf',), 'etc/tmpfiles.d'),
@@ -34,7 +34,7 @@ DATA = [('glance-dedup/systemd', ('service', 'socket', 'timer'), 'etc'),
         ('glance-dedup/grafana', ('json',), 'etc/grafana'),
         ('man/man1', ('1',), 'doc/build/man'),
         ('man/man8', ('8',), 'doc/build/man')]
-#: Those of them that tools/release makes.
+#: The files among them that tools/release makes.
 GENERATED = ('etc/glance-dedup.conf.sample', 'etc/dedupd.conf.sample',
              'doc/build/man/glance-dedup.1', 'doc/build/man/dedupd.8',
              'RELEASENOTES.rst')
@@ -50,7 +50,7 @@ def run(*command, cwd, seconds=BUILD_SECONDS, **environment):
 
 @pytest.fixture(scope='module')
 def tree(tmp_path_factory):
-    """A plain copy, without git, and with what tools/release makes."""
+    """A plain copy, without git, with the files that tools/release makes."""
     tree = tmp_path_factory.mktemp('package') / 'tree'
     shutil.copytree(TOP, tree, ignore=shutil.ignore_patterns(
         '.*', 'build', '*.so', '*.egg-info', '__pycache__', 'corpus',
@@ -68,7 +68,7 @@ def names_in(wheel):
 
 
 def wanted(tree):
-    """All files of the wheel, but for those that were compiled."""
+    """Yield all files of the wheel, except compiled ones."""
     for package in ('glance_dedup', 'dedupd'):
         for path in (tree / package).rglob('*.py*'):
             yield str(path.relative_to(tree))
@@ -102,7 +102,7 @@ def test_one_version(tree, tmp_path):
     shutil.copytree(tree, copy, ignore=shutil.ignore_patterns('build'))
 
     def versions():
-        """As each says it; the last line, for pbr may print what it does."""
+        """Return each version: the last line, since pbr may print more."""
         return {run(sys.executable, '-W', 'ignore', 'setup.py', '--version',
                     cwd=directory).splitlines()[-1]
                 for directory in (copy, copy / 'tests' / 'tempest')}
@@ -114,7 +114,7 @@ def test_one_version(tree, tmp_path):
             *command, cwd=copy)
     assert versions() == {'6.5.4'}
     shutil.rmtree(copy / '.git')
-    # As in an sdist.
+    # An sdist has this file.
     (copy / 'PKG-INFO').write_text(
         f'Metadata-Version: 2.1\nName: glance-dedup\nVersion: {VERSION}\n')
     assert versions() == {VERSION}
@@ -141,7 +141,7 @@ def installed(wheel, tmp_path_factory):
 
 @pytest.mark.long
 def test_the_same_commit_gives_the_same_wheel(tmp_path):
-    """In another directory, from other files' times, and later."""
+    """The wheel depends on neither the directory, file times nor the date."""
     clones = tmp_path / 'one', tmp_path / 'another' / 'place'
     for clone in clones:
         run('git', 'clone', '-q', TOP, clone, cwd='/')
@@ -163,7 +163,7 @@ def test_the_same_commit_gives_the_same_wheel(tmp_path):
 
 @pytest.mark.long
 def test_name(wheel):
-    """One for every Python from 3.11 on."""
+    """One wheel serves every Python from 3.11 on."""
     assert wheel.name.startswith(f'glance_dedup-{VERSION}-cp311-abi3-linux_')
 
 
@@ -173,7 +173,7 @@ def test_content(wheel):
         names = set(archive.namelist())
     assert 'glance_dedup/_engine.abi3.so' in names
     assert not any(name.endswith(('.c', '.h')) for name in names)
-    # Its header is among the packages of bindep.txt for tests.
+    # The plugin's header is among the packages of bindep.txt for tests.
     assert 'glance_dedup/nbdkit-glance-dedup-plugin.so' in names
     for path in (TOP / 'dedupd' / 'status' / 'page').iterdir():
         assert f'dedupd/status/page/{path.name}' in names
@@ -184,7 +184,7 @@ def test_content(wheel):
 
 @pytest.mark.long
 def test_installed(installed, tmp_path):
-    """Programs, driver and engine of there work, and not those of here."""
+    """The installed programs, driver and engine work, not those of here."""
     environment = {'PYTHONPATH': str(installed), 'GLANCE_DEDUP_SOCKET': '',
                    'GLANCE_DEDUP_FILTER_DIR': str(tmp_path),
                    'GLANCE_DEDUP_REPOSITORY': str(tmp_path / 'repository')}
@@ -214,12 +214,12 @@ def test_installed(installed, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_release(tmp_path):
-    """Its checks are part of it; it fails if the sdist lacks something."""
+    """tools/release checks itself; it fails if the sdist lacks a file."""
     clone = tmp_path / 'clone'
     run('git', 'clone', '-q', TOP, clone, cwd='/')
     run('git', '-c', 'user.name=A', '-c', 'user.email=a@example.org', 'tag',
         '-a', '-m', 'A release', VERSION, cwd=clone)
-    # As root: of this Debian's Python, and of those of newer ones.
+    # As root: for this Debian's Python, and for those of newer ones.
     here = f'python3.{sys.version_info.minor}'
     said = run(clone / 'tools' / 'release', cwd='/', seconds=RELEASE_SECONDS,
                PYTHONS=here if os.geteuid() else '')

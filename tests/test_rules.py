@@ -57,7 +57,7 @@ def defined():
 
 
 def expand(first, letter, last):
-    """All rules of a range like ``N1 to N11``, ``N10.4 to 7``, ``N2-N6``."""
+    """Return all rules of ``N1 to N11``, ``N10.4 to 7`` or ``N2-N6``."""
     if '.' in first and not letter:
         whole, begin = first.split('.')
         end = last.split('.')[-1]
@@ -102,7 +102,7 @@ def test_what_is_cited_is_defined():
 
 
 def test_what_is_defined_is_cited_by_a_test():
-    """Of steps, each; of rules without steps, and invariants, too."""
+    """A test cites each step, and each rule without steps or invariant."""
     cited = set()
     for path in files('tests'):
         cited.update(citations(path.read_text()))
@@ -123,7 +123,7 @@ def test_a_rule_is_stated_once():
 
 
 def steps():
-    """Each step of the protocol page, with its text."""
+    """Return each step of the protocol page, with its text."""
     parts = re.split(r'^\.\. _(N\d+(?:\.\d)?):$', protocol(), flags=re.M)
     return list(zip(parts[1::2], parts[2::2]))
 

@@ -65,7 +65,7 @@ def test_written_and_read(tmp_path):
     '', '<<<<<<< HEAD', '[]', '{"a.py": 1}', '{"a.py": [1]}',
     '{"a.py": [1, null]}', '{"a.py": ["soon", 1]}'])
 def test_damaged(tmp_path, text):
-    """As by a merge with a conflict."""
+    """A damaged file of durations is refused, for example after a conflict."""
     path = tmp_path / 'durations.json'
     path.write_text(text)
     with pytest.raises(pytest.UsageError,

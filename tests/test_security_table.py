@@ -17,7 +17,7 @@ def section(page):
 
 
 def parties():
-    """Return those of the page, with the number of each one's cells."""
+    """Return the page's parties, with the number of each one's cells."""
     rows = re.findall(r'^   \* - (.*?)\n((?:     .*\n)+)',
                       section('reference/access.rst'), re.M)
     return {name: len(re.findall('^     - ', cells, re.M))

@@ -24,7 +24,7 @@ def test_python_style():
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
 
 
-# Long: mypy reads every module, and those of the libraries.
+# Long: mypy reads every module, and the modules of the libraries.
 @pytest.mark.timeout(1200)    # without a cache
 def test_types():
     """mypy finds nothing."""
@@ -35,9 +35,9 @@ def test_types():
 
 
 def test_docstrings():
-    """Public functions, classes and methods say what their names do not.
+    """Public functions, classes and methods have a docstring.
 
-    A command's class says it to users, too: its docstring is the command's
+    A command's class has it for users, too: its docstring is the command's
     help, and its methods override cliff's.
     """
     result = subprocess.run(
@@ -59,7 +59,7 @@ def sources():
 
 
 def test_license():
-    """Every source file says at its begin under which licence it stands."""
+    """Every source file begins with the line of its licence."""
     paths = list(sources())
     assert len(paths) > 500
     without = [str(path.relative_to(TOP)) for path in paths
@@ -86,7 +86,7 @@ def test_shell_style(path):
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
 
 
-#: Where an error of the disk says no more than that nothing is there.
+#: Files in which an error of the disk is treated as a missing file.
 HIDES_ERRORS = {
     'adoption/estimate.py', 'backup/reachable_hosts.py', 'cli/command.py',
     'cli/volumeserve.py', 'driver/daemon_reads.py', 'objects/slicefiles.py',
@@ -94,7 +94,7 @@ HIDES_ERRORS = {
 
 
 def test_a_failing_disk_is_not_taken_for_an_empty_one():
-    """os.path.isdir and its like hide what the system said: base/files.py."""
+    """os.path.isdir and the like hide the system's error: base/files.py."""
     hides = re.compile(r'os\.path\.(isdir|isfile|islink|l?exists)\(')
     found = {str(path.relative_to(top))
              for top in (TOP / 'glance_dedup', TOP / 'dedupd')
@@ -113,14 +113,14 @@ def words_like(pattern):
 
 
 def test_minimum_and_maximum():
-    """They are MIN and MAX in every constant, and no other word."""
+    """Minimum and maximum are MIN and MAX in every constant."""
     found = words_like(
         r'_?(?:[A-Z0-9]+_)*'
         r'(?:LEAST|MOST|LONGEST|SHORTEST|LARGEST|SMALLEST)(?:_[A-Z0-9]+)*')
     assert not found, '\n'.join(found)
 
 
-#: Functions of tools/lib.sh make what they are named after, if need be.
+#: Functions of tools/lib.sh make the thing in their name, if necessary.
 SHELL = 'engine|mirrors|packages|python|services|venv'
 
 
@@ -144,7 +144,7 @@ def aliases(text):
 
 
 def test_modules_go_by_their_own_names():
-    """One whose name is a variable's, too, has the wrong name."""
+    """A module that must be imported under another name has the wrong name."""
     found = [f'{path.relative_to(TOP)}: {name}' for path in sources()
              if path.suffix == '.py' for name in aliases(path.read_text())]
     assert not found, '\n'.join(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a run of the tests, and what a run leaves."""
+"""The supervisor runs the tests, and ends the processes that they leave."""
 
 import os
 import pathlib
@@ -42,7 +42,7 @@ def start(*words, **options):
 
 
 def number(path):
-    """What is in a file, when it is there."""
+    """Return the number in a file, once it exists."""
     deadline = time.monotonic() + LIMIT
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline, f'{path} has not come'
@@ -66,7 +66,7 @@ def note(tmp_path):
 @pytest.mark.parametrize('ending, status', [
     ('', 0), ('sys.exit(5)', 5), ('signal.raise_signal(signal.SIGKILL)', 137)])
 def test_what_a_command_leaves(note, ending, status):
-    """It is ended and named; the status is the command's."""
+    """Remaining processes are ended and named; the status is unchanged."""
     with start('-c', SERVICE + ending, note) as run:
         said, _ = run.communicate(timeout=LIMIT)
     assert run.returncode == status
@@ -87,7 +87,7 @@ def test_names():
 
 
 def test_orphans_of_orphans(note):
-    """All that was ever started goes, in whatever session it is."""
+    """All processes of a run are ended, in whatever session they are."""
     program = (f'import subprocess, sys; subprocess.run([sys.executable, "-c",'
                f' {SERVICE!r}, sys.argv[1]], start_new_session=True)')
     with start('-c', program, note) as run:
@@ -102,7 +102,7 @@ def test_nothing_left():
 
 
 def test_the_command_hears_interrupts():
-    """Also if the run ignores them, as a shell's background commands do."""
+    """The command receives interrupts even if the run ignores them."""
     def ignore():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -113,7 +113,7 @@ def test_the_command_hears_interrupts():
 
 
 def test_ends_of_children_that_the_caller_ignores():
-    """A program inherits what signals are ignored."""
+    """The supervisor waits for its command even if SIGCHLD is ignored."""
     def ignore():
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
@@ -145,7 +145,7 @@ def test_interrupt(note, sent):
 
 
 def test_second_interrupt(note):
-    """What does not end is killed when one asks again."""
+    """A second interrupt kills the processes that still run."""
     program = SERVICE + textwrap.dedent("""
         import os       # the signal may come while print has not returned
         signal.signal(signal.SIGINT, lambda *args: os.write(1, b'heard\\n'))
@@ -162,7 +162,7 @@ def test_second_interrupt(note):
 
 
 def test_supervisor_that_is_killed(note):
-    """Nobody goes on with a run that nobody waits for."""
+    """The command is interrupted if its supervisor is killed."""
     program = SERVICE + textwrap.dedent("""
         try:
             wait()
@@ -179,7 +179,7 @@ def test_supervisor_that_is_killed(note):
 
 
 def environment():
-    """Ours, without what a process of xdist has: that run is its own."""
+    """Return our environment without xdist's, since the run is separate."""
     return {**{name: value for name, value in os.environ.items()
                if not name.startswith('PYTEST_XDIST')},
             'PYTHONPATH': str(TOP)}
