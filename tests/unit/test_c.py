@@ -30,7 +30,7 @@ def sources(directory, prefix=''):
 
 
 def program_of(concept):
-    """The source of the tests of a file of the engine, or of the whole."""
+    """Return the source of the tests of an engine's file, or of the whole."""
     path, = TESTS.glob(f'*/test_{concept}.c')
     return path
 
@@ -51,7 +51,7 @@ def marks_of(program, variant):
 
 
 def programs(variant):
-    """The parameters of the tests that run each program."""
+    """Return the parameters of the tests that run each program."""
     return pytest.mark.parametrize('source', [
         pytest.param(program, id=f'{program.stem}-{variant}',
                      marks=marks_of(program, variant))

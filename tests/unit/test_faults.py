@@ -42,7 +42,7 @@ def test_every_fault(source, monkeypatch):
 
 @pytest.mark.needs('clang')
 def test_leaks_are_found(tmp_path):
-    """The sanitizer's runs of test_c.py would fail."""
+    """The sanitizer detects leaks, so test_c.py's runs would fail."""
     source = tmp_path / 'leak.c'
     source.write_text(LEAK)
     subprocess.run(['clang', '-fsanitize=address', source, '-o',
@@ -66,7 +66,7 @@ def test_valgrind():
 
 @pytest.mark.long
 def test_extension_under_sanitizers(tmp_path):
-    """The binding, which the programs in C do not have."""
+    """The binding passes the tests under sanitizers, too."""
     top = tmp_path / 'tree'
     shutil.copytree(native.TOP, top, ignore=shutil.ignore_patterns(
         '.git', '.venv', 'build', '*.so', '__pycache__', '.hypothesis'))

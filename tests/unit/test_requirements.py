@@ -38,7 +38,7 @@ def names(lines):
 
 
 def imported():
-    """The distributions that each file imports from."""
+    """Yield the distributions that each file imports from."""
     of = importlib.metadata.packages_distributions()
     for package in PACKAGES:
         for path in (TOP / package).rglob('*.py'):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Estimates: against storing the same, and on files of every kind."""
+"""Estimates match the storing of the same files, of every kind."""
 
 import os
 import subprocess
@@ -73,7 +73,7 @@ def test_what_storing_makes_of_it(place, tmp_path, chunking, block_size,
         stat.size for stat in stats]
     assert [image.nonzero for image in found.images] == [
         stat.size - stat.zero_bytes for stat in stats]
-    # A twin that is found a few bytes further on is storing's alone.
+    # Only storing finds a twin that begins a few bytes further on.
     assert sum(image.new for image in found.images) == pytest.approx(
         sum(stat.new_bytes for stat in stats), rel=0.02)
     assert found.stored == pytest.approx(
@@ -111,7 +111,7 @@ def test_recompression_is_estimated(place, tmp_path):
 
 
 def sampled(files, table):
-    """The engine's numbers with a table of so many bytes."""
+    """Return the engine's numbers with a table of so many bytes."""
     engine = _engine.Estimate(
         block_size=512, cut_minimum=0, cut_average=0, segment_size=65536,
         codec='lz4', codec_level=0, again_codec='zstd', again_level=0,
@@ -123,7 +123,10 @@ def sampled(files, table):
 
 
 def test_a_sample_stands_for_all():
-    """20,000 blocks of 512 bytes in a table of some 3,000."""
+    """A sample gives nearly the numbers of all blocks.
+
+    It has 20,000 blocks of 512 bytes in a table of some 3,000.
+    """
     files = [noise(6 * MIB, 1), noise(6 * MIB, 1)[:3 * MIB] + text(MIB, 2)
              + noise(6 * MIB, 1)[3 * MIB:], noise(MIB, 3)]
     exact, level, _, _ = sampled(files, 0)
@@ -155,7 +158,7 @@ def test_the_error_that_is_told(place, monkeypatch):
 
 
 def test_pieces_do_not_matter(place, monkeypatch):
-    """Cuts are the same wherever one read ends and the next begins."""
+    """Cuts are the same for any lengths of the reads."""
     content = mixture(900000, 1) + bytes(300001) + mixture(500000, 2)
     (place / 'a').write_bytes(content)
     for options in (estimate.Options(),

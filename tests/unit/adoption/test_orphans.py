@@ -27,14 +27,14 @@ STAT = openimages.ImageStat('a', '', '', '', 1, 0, 1, 1, 1, 1, 0)
     ([answer(stores='file1'), answer()], 'dedup1', None),
     ([answer('deactivated')], 'dedup1', None),
     ([answer(stores='file1,dedup1')], 'dedup1', None),
-    # Elsewhere.
+    # The images are in another store.
     ([answer(stores='file1')], 'dedup1', 'elsewhere: file1'),
     ([answer(stores='file1')], None, None),
     ([answer(stores='file1'), answer(stores='b,a')], 'dedup1',
      'elsewhere: a, b, file1'),
     # These locations do not name the store that they are in.
     ([answer(stores='')], 'dedup1', None),
-    # About to come.
+    # Glance is about to have the image.
     ([answer(stores='file1', importing='dedup1')], 'dedup1', None),
     ([answer('saving', '')], 'dedup1', None),
     ([answer('uploading', '')], 'dedup1', None),

@@ -16,7 +16,7 @@ def block(number, size=512):
 
 
 def noise(number, size=512):
-    """Bytes that do not compress; the same for the same number."""
+    """Return incompressible bytes; the same for the same number."""
     return b''.join(format_writer.sha256(b'%d %d' % (number, i))
                     for i in range(size // 32))
 
@@ -53,7 +53,7 @@ def image(repository, group):
 
 
 def look(repository, severity=DAMAGE):
-    """The findings of this severity, and the report."""
+    """Return the findings of this severity, and the report."""
     report = checker.check(repository.path)
     assert report.ok == (not any(
         f.severity == DAMAGE for f in report.findings))

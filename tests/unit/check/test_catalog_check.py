@@ -79,7 +79,7 @@ def no_findings(repository):
 
 
 def one(repository, severity, *words, file='catalog'):
-    """The only finding."""
+    """Require and return a single finding."""
     report = checker.check(repository.path)
     assert report.ok == (severity == NOTE)
     [found] = report.findings
@@ -302,7 +302,7 @@ def test_damaged_recipe_makes_counts_unknown(repository, catalog, image):
 
 def test_blocks_that_no_collection_will_look_for(
         repository, catalog, image):
-    """Space that would be lost for ever."""
+    """Unused blocks that no collection would visit give a note."""
     image.unlink()
     catalog.ledger.clear()
     catalog.counts.clear()
@@ -367,7 +367,7 @@ def test_image_that_is_not_uncounted_yet(repository, catalog, group, kind):
 
 
 def test_merged_recipe_in_flight(repository, catalog, group, pieces):
-    """M is counted before it takes the image's name."""
+    """A merged recipe is counted before it takes the image's name."""
     catalog.count('two', [(group, 1, 2)])
     path = spool(repository, 'M', 'two', [(group, 1, 2)])
     catalog.save()
@@ -613,7 +613,7 @@ def test_missing_files_of_leveldb(repository, tables):
 
 def test_no_room_for_leveldb_is_no_damage(
         repository, tables, monkeypatch):
-    """LevelDB writes to the copy."""
+    """LevelDB's lack of space for the copy is no damage."""
     def full(name, **options):
         raise plyvel.IOError(b'IO error: %s/000009.log: No space left on '
                              b'device' % name.encode())
@@ -791,7 +791,7 @@ def test_spares_of_some_blocks_of_an_extent(
     damage_block(group, 4)
     assert checker.check(repository.path).damaged_images == ['one']
     group.path.write_bytes(content)
-    # Nor that the extent means other blocks.
+    # The spare copy does not hide an extent with other blocks, either.
     two = repository.image('two', [(group, 3, 2)])
     data = bytearray(two.read_bytes())
     data[4096 + 8 + 32] ^= 1
@@ -878,7 +878,7 @@ def scattered(repository, group):
 
 
 def in_parts(repository, group, pieces, ends, extents):
-    """A catalog that has counted so many extents, in parts with these ends.
+    """Return a catalog that has counted so many extents, in these parts.
 
     :param extents: None: all
     """
@@ -906,7 +906,7 @@ def in_parts(repository, group, pieces, ends, extents):
         together ^= int.from_bytes(
             hashlib.sha256(key + value).digest()[:16])
     catalog.meta = {'parts': len(ends), 'ledger': f'{together:032x}'}
-    # The operation that stored it is not settled yet.
+    # The operation that stored the image is not accounted yet.
     upload = transaction.hex()
     os.link(repository.path / 'images/scattered',
             repository.path / f'spool/T-{upload}')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: every byte changed, and files swapped, old or missing."""
+"""The checker finds every changed byte, and wrong, old or missing files."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ PARTS = [0, *(pytest.param(part, marks=pytest.mark.long)
 # Every byte
 
 def flips(path):
-    """The file with each byte changed, one after the other."""
+    """Yield the file with each byte changed, one after the other."""
     content = path.read_bytes()
     with open(path, 'r+b', buffering=0) as f:
         for offset, value in enumerate(content):
@@ -119,7 +119,7 @@ def test_segment_of_which_not_all_lives(repository, state, codec):
 
 
 def test_every_byte_behind_a_fingerprint_store(tmp_path):
-    """Slots that leave a gap before the segments: bytes of no meaning."""
+    """Changed bytes in the gap before the segments are only a note."""
     repository = format_writer.Repository(tmp_path / 'r', group_slots=80)
     group = format_writer.Group(repository, 1)
     group.append([block(0)])
@@ -185,7 +185,7 @@ def test_zeroed_sectors(repository, group, image):
         content = path.read_bytes()
         for offset in range(0, len(content), 512):
             if (path, offset) == (group.path, 512):
-                continue        # as if it had been published only once
+                continue        # Like a group that was published only once.
             if any(content[offset:offset + 512]):
                 patch(path, offset, bytes(len(content[offset:][:512])))
                 one_damage(repository,
@@ -248,7 +248,7 @@ def test_older_copy_of_a_group(repository, group, image):
 
 
 def test_another_history_of_a_group(repository, group, image):
-    """The same addresses hold other blocks, and all of it verifies."""
+    """A valid group with other blocks at the addresses damages the image."""
     other = format_writer.Group(repository, 1)
     other.append([noise(i) for i in range(100, 111)] + [b'other'])
     other.publish()

@@ -238,7 +238,7 @@ def test_unknown_names_and_modes_are_notes(repository, group, image):
     ('cache.json', cache_catalog), ('replication.json', progress_file),
     ('tasks.json', task_history)])
 def test_lists_of_images(repository, group, image, name, module):
-    """A bad one is a note: no image is worse for it."""
+    """A damaged list of images is only a note."""
     file = repository.path / name
     good = module.encode([] if module is progress_file else {})
     for content in (b'', good):

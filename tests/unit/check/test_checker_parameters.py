@@ -130,7 +130,7 @@ def test_not_a_repository(tmp_path):
 @pytest.mark.parametrize('name', ['.', 'groups', 'images', 'images/one',
                                   'groups/00000001', 'repository.json'])
 def test_not_readable(repository, group, image, name):
-    """A file that must not be read is not damage, but an error."""
+    """A file without read permission is an error, not damage."""
     for path in (repository.path, *repository.path.rglob('*')):
         os.chown(path, 65534, 65534)
     path = repository.path

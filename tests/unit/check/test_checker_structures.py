@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: values that no writer writes, under good checksums."""
+"""The checker finds values that no writer writes, under good checksums."""
 
 import struct
 
@@ -145,7 +145,7 @@ def test_group_header_of_a_later_minor_version(repository):
 
 
 def entry_fields(group, slot, **change):
-    """The entry's fields, sealed again with some of them changed."""
+    """Change some of the entry's fields, and seal it again."""
     fingerprint, checksum, offset, place = struct.unpack(
         '<32sQIQ', group.entries[slot][:52])
     fields = {'at': place & 0xfffff, 'length': place >> 20 & 0x1ffff,
@@ -222,7 +222,7 @@ def test_entries_moved_to_other_slots(repository, group, image):
 
 
 def test_blocks_moved_inside_a_segment(repository, group, image):
-    """Two entries of a segment change places, sealed for their slots."""
+    """Two entries of a segment that changed places are damage."""
     for slot, other in ((1, 2), (2, 1)):
         group.entry(slot, struct.pack(
             '<32sQIQ', format_writer.sha256(noise(other)),

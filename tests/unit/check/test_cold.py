@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: cold groups, ``cold.json``, and the slices of objects."""
+"""The checker checks cold groups, ``cold.json``, and cached slices."""
 
 import os
 import struct
@@ -22,7 +22,7 @@ no_pause = fixtures.no_pause
 
 GROUP = 'groups/00000001'
 OBJECT = format_writer.some_id('object 1').hex()
-#: Of a segment of four plain blocks.
+#: Size of a segment of four plain blocks.
 SEGMENT = 32 + 4 * 512
 DATA = 8192
 
@@ -215,7 +215,7 @@ def test_segments_behind_the_object(repository, group, less, images):
 
 
 @pytest.mark.parametrize('changes', [
-    # Into another segment; in front of it; over it.
+    # In another segment; in front of it; over it.
     {0: {'offset': DATA + SEGMENT}}, {4: {'offset': DATA + 5}},
     {4: {'offset': DATA + 2 * SEGMENT, 'stored': 2047}},
     {0: {'stored': 4 * 512 + 1}}, {0: {'codec': format_writer.LZ4}},
@@ -229,7 +229,7 @@ def test_places_that_cannot_be(repository, group, image, changes):
 
 
 def test_flipped_bytes(repository, group, image):
-    """No byte of the file can change unnoticed."""
+    """The checker finds each of these changed bytes."""
     content = group.content()
     for at in (*range(104), *range(503, 548), *range(1015, 1060), 1535, 1536,
                *range(4095, 4210), 4600, 4607, DATA - 1):

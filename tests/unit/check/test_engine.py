@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def text(seed, size):
-    """Bytes that compress about as well as a text."""
+    """Return bytes that compress about as well as a text."""
     rnd = random.Random(seed)
     words = [rnd.randbytes(rnd.randrange(2, 9)) for _ in range(200)]
     parts, left = [], size
@@ -32,7 +32,7 @@ def text(seed, size):
 
 
 def contents():
-    """Images of many shapes, by name."""
+    """Return images of many shapes, by name."""
     rnd = random.Random(1)
     unique = rnd.randbytes(MIB)
     words = text(2, MIB)

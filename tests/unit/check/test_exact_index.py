@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker and the exact index."""
+"""The checker checks the exact index."""
 
 import random
 import struct
@@ -108,7 +108,7 @@ def test_duplicate_in_the_catalog(repository, catalog):
 
 
 def test_weak_fingerprints(repository, catalog):
-    """Equal ones may be of unequal blocks, which are no duplicates."""
+    """Equal weak fingerprints are no duplicates if blocks are compared."""
     second_of(repository, catalog)
     repository.parameters['verify'] = 'bytes'
     repository.save_parameters()
@@ -194,7 +194,7 @@ RECORDS = record(b'\1' * 8, 1 << 15) + record(b'\2' * 8, 2 << 15)
     ({'count': 3}, 'cannot be'), ({'key': (1 << 64) - 1}, 'cannot be there'),
     ({'address_bits': 0}, 'cannot be there')], ids=str)
 def test_packed_frames_that_cannot_be(repository, catalog, more, words):
-    """Their checksums are right."""
+    """Impossible fields are found under right checksums."""
     catalog.save_index()
     file = format_writer.IndexFile(catalog, 'shard', RECORDS)
     path = file.save()

@@ -110,7 +110,7 @@ def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
     del catalog.ledger[format_writer.some_id('upload of d')]
     catalog.index(group)
     catalog.save()
-    # A block that is bad, for which there is a spare copy; and one without.
+    # One bad block has a spare copy, and another one has none.
     spares = format_writer.Spares(repository, 1)
     spares.append([group.blocks[0]])
     spares.publish()
@@ -119,7 +119,7 @@ def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
     data[group.data_start + 32] ^= 1
     data[group.data_start + 32 + 4 * 512] ^= 1
     group.path.write_bytes(data)
-    # A recipe of which the last page is bad.
+    # The last page of one recipe is bad.
     path = repository.image('f', [(group, 3, 1)] * 150 + [(gone, 0, 1)] * 100)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

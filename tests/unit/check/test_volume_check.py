@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: volumes, their journals and their recipes."""
+"""The checker checks volumes, their journals and their recipes."""
 
 import os
 import socket
@@ -60,13 +60,13 @@ def whole(repository, volume, group):
 
 
 def rewritten(journal, **fields):
-    """The same journal, valid, with other fields in its head."""
+    """Write the same journal, valid, with other fields in its head."""
     journal.fields.update(fields)
     return journal.save()
 
 
 def only(repository, severity=DAMAGE):
-    """The single finding of this severity; there is no other finding."""
+    """Return the single finding of this severity; there is no other one."""
     report = checker.check(repository.path)
     assert [f.severity for f in report.findings] == [severity], (
         report.findings)
@@ -382,7 +382,7 @@ def test_marks_cut_off(repository, volume):
 
 
 def test_marks_of_a_hostile_size(repository, volume):
-    """Their number alone takes no memory."""
+    """A huge number of marks takes no memory."""
     journal = volume.journal(size=1 << 46, marks={})
     rewritten(journal, marks=1 << 30)
     assert only(repository).offset == 4096
@@ -564,7 +564,7 @@ def test_a_damaged_recipe_is_told_once(repository, whole):
 
 
 def test_a_damaged_block(repository, group, whole):
-    """The volume is named, not the recipe."""
+    """A damaged block names its volume, not the recipe."""
     patch(group.path, group.data_start + 40, b'????')
     report = checker.check(repository.path)
     assert not report.ok

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checker: volumes as the engine writes them, while and after it does."""
+"""The checker accepts volumes during and after the engine's writes."""
 
 import random
 

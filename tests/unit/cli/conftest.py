@@ -22,8 +22,8 @@ TOP = pathlib.Path(__file__).resolve().parents[3]
 def become_ordinary():
     """Give up root's privilege to ignore modes, at the next exec.
 
-    The user id stays root's, for the interpreter may lie where others cannot
-    reach it; so the files of a test have to be somebody else's.
+    The user id stays root's, because other users may not be able to read the
+    interpreter; so the files of a test have to belong to another user.
     """
     drop = 24                   # PR_CAPBSET_DROP
     for capability in range(64):

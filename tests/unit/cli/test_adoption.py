@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``glance estimate``, ``import`` and ``export``, without a Glance."""
+"""``glance estimate``, ``import`` and ``export`` work without a Glance."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ def state(directory):
 
 
 def run(cli, *arguments):
-    """The rows of a command, by image id."""
+    """Return the rows of a command, by image id."""
     result = cli(*arguments, '-f', 'json')
     return {row['image_id']: row for row in result.json()}, result
 
@@ -156,7 +156,7 @@ def test_import(created, files):
     assert {row['result'] for row in rows.values()} == {'imported'}
     assert rows[name_of(1)]['stored_bytes'] < 20000
     require_same(created, files)
-    # Once more: all are compared, none is stored.
+    # The second run compares all images, and stores none.
     rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert {(row['result'], row['verified_by'], row['stored_bytes'])
             for row in rows.values()} == {('present', 'bytes', None)}
@@ -202,7 +202,7 @@ def test_another_image_of_the_same_name(created, files, content):
         assert rows[name_of(number)]['result'] == 'failed'
         assert 'neither was changed' in rows[name_of(number)]['error']
         assert name_of(number) in result.err
-    # The others are not stopped by it.
+    # The failure does not stop the others.
     assert rows[name_of(2)]['result'] == 'imported'
     assert state(files) == before
 

@@ -134,7 +134,7 @@ def test_what_cannot_be_restored(made, repo, backups, tmp_path):
     for wrong in ('yesterday', '2026-13-01'):
         result = made('backup', 'restore', 'web', file, '--at', wrong)
         assert result.status == 2 and 'is no time such as' in result.err
-    # No part of a damaged one remains.
+    # A damaged backup leaves no partial file.
     repo.close()
     lost = content(3)[100 << 10:101 << 10]      # noise, so not compressed
     for group in (made.path / 'groups').iterdir():
@@ -311,13 +311,13 @@ FUTURE = 'b_web_20990101T010000Z'
 
 @pytest.fixture
 def ahead(repo, backups):
-    """A clock that was 73 years ahead when a backup was made."""
+    """A backup made by a clock that was 73 years ahead."""
     put(repo, FUTURE, b'future')
     return FUTURE
 
 
 def test_backup_of_the_future_is_outside_of_rules(made, repo, ahead):
-    """Prune kept it, as the newest, instead of every backup made since."""
+    """Prune keeps a backup of the future in addition to the newest one."""
     for night in ('20261124T180000Z', '20261125T180000Z'):
         put(repo, f'b_web_{night}', night.encode())
         result = made('backup', 'prune', 'web', '--keep-last', '1', '-f',
@@ -358,11 +358,11 @@ def test_run_names_backups_of_the_future(made, repo, ahead):
 
 
 def test_backup_of_a_clock_that_was_behind_stays(made, repo, backups):
-    """Prune deleted it at once, although it was stored last."""
+    """Prune keeps the backup stored last, even if its clock was behind."""
     behind = 'b_web_19700101T000105Z'
     newest = repo.stat('b_web_20261123T180000Z').created
     put(repo, behind, b'behind')
-    # Recipes have whole seconds.
+    # The times in recipes are whole seconds.
     deadline = time.monotonic() + 60
     while repo.stat(behind).created == newest:
         assert time.monotonic() < deadline

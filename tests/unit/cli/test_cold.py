@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``object-store attach``, its ``show`` and ``task tier``, on a real store."""
+"""``object-store attach``, its ``show`` and ``task tier`` on a real store."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ def ready(filled):
 
 @pytest.fixture(params=['here', 'daemon'])
 def either(request, ready):
-    """The same commands, by either."""
+    """Both run the same commands: with a daemon, and without."""
     with contextlib.ExitStack() as stack:
         if request.param == 'daemon':
             daemon = stack.enter_context(daemons.running(ready.path))
@@ -394,7 +394,7 @@ def test_tier_while_the_store_is_away(ready, faults, url, tmp_path):
 
 
 def test_scrub_while_the_store_is_away(ready, faults, url):
-    """No complete scrub has happened, which the status must not hide."""
+    """A scrub without the store is incomplete, and reports it."""
     assert ready('task', 'tier', '--all').status == 0
     faults.always = 503
     found = ready('task', 'scrub', '--full', '-f', 'json')

@@ -76,7 +76,7 @@ def test_images_and_volumes(filled):
 
 
 def test_a_line_of_which_nothing_is_right(cli):
-    """A shell would print errors into the line that is being typed."""
+    """Completing a wrong line prints no errors into the shell."""
     for words in (['image', 'show', ''], ['--nonsense', ''], ['-', ''], []):
         proposed(cli, *words)
     cli.options = ['--config-file', '/nowhere']

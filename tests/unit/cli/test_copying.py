@@ -82,7 +82,7 @@ def test_a_buffer_is_not_filled_while_it_is_written(image, file, monkeypatch):
         return done
 
     def slow(fd, data, offset):
-        # The next piece, if there is one, is read before this one is written.
+        # The next piece is read before this one is written, if there is one.
         with read:
             assert read.wait_for(
                 lambda: image.reads > min(10, offset // PIECE + 1), 30)
@@ -103,7 +103,7 @@ def test_an_error_of_writing_is_raised(image, file, monkeypatch):
     with pytest.raises(OSError, match='full'):
         with copying.Copier(file, image, Told()) as copier:
             copier.copy(0, image.size)
-    # The last piece's, too.
+    # The same holds for the last piece.
     with pytest.raises(OSError, match='full'):
         with copying.Copier(file, image, Told()) as copier:
             copier.copy(0, 10)

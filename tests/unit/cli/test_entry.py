@@ -22,7 +22,7 @@ from tests.support import repositories
     '--help', 'image show --help', 'image delete --help', 'status --help',
     'repository check --help', 'image show a', 'image list', 'image delete a'])
 def test_start_imports_only_what_the_command_needs(cli, line):
-    """Imports are most of the time that a small command takes."""
+    """A small command only imports the modules that it needs."""
     cli.program('repository', 'create')
     script = ('import sys; from glance_dedup.cli import entry; '
               'entry.main(sys.argv[1:]); '
@@ -32,7 +32,7 @@ def test_start_imports_only_what_the_command_needs(cli, line):
         env=cli.environment(), capture_output=True, text=True, timeout=60)
     imported = set(found.stderr.splitlines()[-1].split())
     assert 'glance_dedup.cli.entry' in imported
-    # TLS, options, tasks, the second reader: of no use to these.
+    # These commands do not need TLS, options, tasks or the second reader.
     assert not imported & {
         'ssl', 'http.client', 'oslo_config.cfg', 'multiprocessing',
         'glance_dedup.client.daemon_client', 'dedupd.tasks.registry',
@@ -43,7 +43,7 @@ def test_start_imports_only_what_the_command_needs(cli, line):
 
 
 def test_start_reads_no_metadata_of_other_distributions(created, monkeypatch):
-    """There may be hundreds."""
+    """Commands do not read the metadata of all distributions."""
     from cliff import command
 
     asked = []
@@ -289,7 +289,7 @@ def test_reader_that_goes_away(created, tmp_path):
 
 
 def test_a_closed_terminal_ends_an_image_get(created, tmp_path):
-    """No part of the image is left."""
+    """A closed terminal ends the command, without a part of the image."""
     (tmp_path / 'content').write_bytes(b'x' * (1 << 26))
     assert created('image', 'put', 'a', tmp_path / 'content').status == 0
     place = tmp_path / 'place'
@@ -365,7 +365,7 @@ def test_output_before_a_command_fails(created, monkeypatch, command,
 
 
 def test_all_standard_files_are_closed(created):
-    """No file of the repository takes their numbers."""
+    """No file of the repository gets a standard file's number."""
     everything = '<&- >&- 2>&-'
     assert closed(created, everything, 'image', 'put', 'a',
                   '/dev/null').returncode == 3

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands on this host's filter, or on the index in its place."""
+"""The commands work on this host's filter, or on the index instead."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def test_when_the_filter_was_refreshed(filled):
 
 
 def test_an_empty_variable_is_none(created, monkeypatch, tmp_path):
-    """The filter is where it would be without the variable."""
+    """The filter's place is the same as without the empty variable."""
     at = created.options.index('--filter-dir')
     del created.options[at:at + 2]
     file = tmp_path / 'dedupd.conf'

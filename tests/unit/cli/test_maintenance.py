@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The maintainer's commands, with a daemon and without."""
+"""The maintainer's commands work with a daemon and without."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def daemon(filled):
 
 @pytest.fixture(params=['here', 'daemon'])
 def either(request, filled):
-    """The same commands, by either."""
+    """Both run the same commands: with a daemon, and without."""
     if request.param == 'daemon':
         request.getfixturevalue('daemon')
     return filled
@@ -102,7 +102,7 @@ def test_status(either):
     assert space['nonzero_bytes'] == 4 * LENGTH
     assert space['disk_bytes'] > 3 * LENGTH
     assert (found['daemon'] is None) == ('no daemon' in result.err)
-    # A command that reads the catalog is no maintainer that anybody means.
+    # A command that reads the catalog does not count as a maintainer.
     assert found['repository']['maintained'] == (found['daemon'] is not None)
     assert found['volumes']['in_use'] == found['volumes']['broken'] == 0
     text = either('status').out
@@ -198,7 +198,7 @@ def test_scrub(either):
 
 
 def test_scrub_counts_what_cannot_be_read(either):
-    """A recipe has no blocks to count, and is damage all the same."""
+    """A scrub counts no blocks of an unreadable recipe, and fails."""
     spoil_recipe(either, 'c')
     for options in ((), ('--full',)):
         result = either('task', 'scrub', '-f', 'json', *options)
@@ -286,7 +286,7 @@ def test_a_daemon_reaches_no_other_hosts(filled, daemon, tmp_path):
 
 
 def test_what_is_not_known_of_damage(filled):
-    """No daemon, and no catalog yet."""
+    """Without daemon and catalog the damage is unknown."""
     rows = filled('image', 'list', '-f', 'json').json()
     assert [row['damaged'] for row in rows] == [None] * 3
     assert filled('image', 'list').out.splitlines()[3].endswith(' -       |')
@@ -424,7 +424,10 @@ def repository_id(filled):
 # -- options ------------------------------------------------------------------
 
 def test_the_daemons_options_hold_here_too(filled, tmp_path, monkeypatch):
-    """The file of /etc, if it is for this repository, or the one given."""
+    """A command uses the options of /etc, if they are for this repository.
+
+    Otherwise it uses the file given.
+    """
     seen = []
 
     def run_once(maintainer, pace, **options):
@@ -493,7 +496,7 @@ def test_a_second_interrupt_ends_it(filled):
 
 
 def test_progress(filled, daemon, monkeypatch):
-    """The daemon's is shown as one's own."""
+    """The daemon's progress is shown like the command's own."""
     monkeypatch.setitem(progress_bar.Progress.INTERVAL, False, 0)
     statuses = iter([
         {'state': 'running', 'done': 3, 'total': 9, 'what': 'group 5',

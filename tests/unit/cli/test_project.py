@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands on projects, with a daemon and without."""
+"""The commands on projects work with a daemon and without."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ def filled(created, tmp_path):
 
 @pytest.fixture(params=['here', 'daemon'])
 def either(request, filled):
-    """The same commands, by either."""
+    """Both run the same commands: with a daemon, and without."""
     if request.param == 'here':
         yield filled
         return
@@ -93,7 +93,7 @@ def test_what_was_not_counted_is_unknown(created, tmp_path):
 
 
 def test_hostile_names(created, tmp_path):
-    """Keystone makes the ids, or the user of the command types them."""
+    """Names of projects may have any characters, but the output is safe."""
     (tmp_path / 'a').write_bytes(b'x')
     for number, name in enumerate(('a\nb', '\x1b[31m', 'ünï')):
         created('image', 'put', str(number), tmp_path / 'a', '--project',

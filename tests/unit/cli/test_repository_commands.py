@@ -88,7 +88,7 @@ def test_show(filled):
     assert found['block_size'] == 4096
     assert found['images'] == 2
     assert found['logical_bytes'] == 300000
-    # The block in which the content ends has some of the zeros.
+    # The last block of the content includes some of the zeros.
     assert found['zero_bytes'] == 100000 - (25 * 4096 - 100000)
     assert found['groups'] == 1
     assert found['group_bytes'] > 100000

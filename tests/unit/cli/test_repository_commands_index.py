@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands with an index on a disk instead of the filter."""
+"""The commands work with an index on a disk instead of the filter."""
 
 import random
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The overview that ``status`` shows, from statuses of any content."""
+"""The overview of ``status`` is shown for statuses of any content."""
 
 import os
 import signal
@@ -155,6 +155,6 @@ def test_watch_is_for_people(created):
 
 
 def test_some_fields_only(created):
-    """Columns that are named come as a table."""
+    """Selected columns are shown as a table."""
     result = created('status', '-c', 'space')
     assert result.status == 0 and "'images': 0" in result.out

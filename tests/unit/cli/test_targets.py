@@ -21,7 +21,7 @@ def stored(created, tmp_path):
 
 @pytest.fixture
 def place(tmp_path):
-    """A directory to which somebody else may write."""
+    """A directory to which another user may write."""
     (tmp_path / 'place').mkdir()
     return tmp_path / 'place'
 
@@ -32,7 +32,7 @@ def mode_of(path):
 
 @pytest.fixture
 def while_it_is_written(monkeypatch):
-    """Have something done when the bytes are in the file without a name."""
+    """Have a function called while the file has no name yet."""
     def arrange(work):
         fill = targets.Target.fill
 
@@ -87,7 +87,7 @@ def test_a_link_that_comes_meanwhile(stored, place, tmp_path, force,
 
 def test_a_directory_that_is_replaced_meanwhile(stored, place, tmp_path,
                                                 while_it_is_written):
-    """The file is where the directory is that was named at the beginning."""
+    """The file is written to the directory that had the name at first."""
     def replace():
         place.rename(tmp_path / 'renamed')
         (tmp_path / 'elsewhere').mkdir()
@@ -124,7 +124,7 @@ def test_others_may_not_read_a_new_file(stored, place):
 
 
 def test_whose_file_is_replaced(stored, place):
-    """The permissions of another user's file are that user's choice."""
+    """A replaced file keeps its permissions only if it was the user's own."""
     out = place / 'out'
     for owner, options, mode in [
             (os.geteuid(), [], 0o640), (65534, [], 0o600),

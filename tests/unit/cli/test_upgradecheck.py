@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``upgrade check``, on real repositories and with real daemons."""
+"""``upgrade check`` works on real repositories and with real daemons."""
 
 import json
 import re
@@ -160,7 +160,7 @@ def test_an_option_that_dedupd_refuses_is_a_failure(created, tmp_path):
 
 
 def test_options_of_another_repository(created, tmp_path, monkeypatch):
-    """A file that was named is wrong; that of the host is not compared."""
+    """A named file of another repository is refused; the host's is ignored."""
     file = tmp_path / 'dedupd.conf'
     file.write_text(f'[dedupd]\ndatadir = {tmp_path}/b\nread_thread = 3\n')
     created.options = []
@@ -278,7 +278,7 @@ def test_a_malformed_file_is_a_failure(created, tmp_path):
 # -- running processes --------------------------------------------------------
 
 def daemon_of(created, tmp_path, other):
-    """A daemon, of another version if `other`."""
+    """Run a daemon, of another version if `other`."""
     daemon = daemons.Daemon(created.path)
     created.options[created.options.index('--socket') + 1] = daemon.socket
     if other:

@@ -308,7 +308,7 @@ def test_a_damaged_volume_is_deleted(made, repo):
 
 
 def test_two_damaged_volumes_are_deleted(made, repo):
-    """Recipes that may be the other's stay until it is gone, too."""
+    """Recipes that may belong to either volume stay; an error lists them."""
     write(repo, 'one', 'two')
     damage(made, 'one')
     damage(made, 'two')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A catalog by itself, and recipes made up to be counted in it."""
+"""A catalog by itself, and recipes that are made up for it."""
 
 import array
 import struct
@@ -59,7 +59,7 @@ def count(catalog, number, *runs, **more):
 
 
 def counts(catalog, group, batch=None):
-    """Slots and their counts, without the zeros."""
+    """Return slots and their counts, without the zeros."""
     words = array.array('I', catalog.counts(group, batch=batch))
     assert len(words) == 32768
     return {slot: n for slot, n in enumerate(words) if n}

@@ -146,7 +146,7 @@ def test_a_look_may_end_early():
 
 
 def test_what_the_engine_lists_and_names(maintainer, repo):
-    """The layouts are the engine's: entries and runs fit one another."""
+    """The layouts of entries and runs are the engine's."""
     put(repo, 'one', content(1, 2, blocks=1))
     put(repo, 'two', content(2, 3, blocks=1))
     group, = maintainer.engine.groups()

@@ -377,7 +377,7 @@ def test_history_is_thinned_out(catalog):
     assert recent == list(range(now - day, now + 1, 600))
     assert hourly == list(range(now - 90 * day, now - day, 3600))
     assert daily == list(range(now - 100 * day, now - 90 * day, day))
-    # Again, with nothing more to thin out.
+    # The second time there is nothing more to thin out.
     catalog.sample(now + 1, {})
     assert len(catalog.history()) == len(times) + 1
 

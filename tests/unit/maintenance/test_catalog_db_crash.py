@@ -43,7 +43,7 @@ from tests.support.maintenance import maintaining
 from tests.support import repositories
 from tests.support.repositories import put
 
-# States that are tried; there are about as many as anybody has time for.
+# States that are tried; more would take too long.
 SAMPLE = 15
 LONG_SAMPLE = 2000
 SEED = 20
@@ -53,7 +53,7 @@ SEED = 20
 
 @dataclasses.dataclass
 class Moment:
-    """A repository as it was then."""
+    """A copy of a repository at a moment."""
 
     number: int
     doing: str
@@ -74,7 +74,7 @@ class Moment:
 
 
 class Recorder:
-    """Keeps moments of a repository."""
+    """Records moments of a repository."""
 
     def __init__(self, path, directory):
         self.path = path
@@ -95,7 +95,7 @@ class Recorder:
             else:
                 if listing(self.path) == before:
                     break
-            # LevelDB is tidying up behind our back.
+            # LevelDB may be compacting in the background.
             shutil.rmtree(to)
         self.moments.append(Moment(number, self.doing, written, to,
                                    dict(self.model)))
@@ -139,7 +139,7 @@ def copy(path, to):
 
 
 def put_at_once(repo, recorder, *image_ids, data):
-    """Uploads that do not find one another's blocks."""
+    """Upload in parallel, so that the uploads find no common blocks."""
     with contextlib.ExitStack() as stack:
         transactions = [stack.enter_context(repo.begin(image_id))
                         for image_id in image_ids]
@@ -152,7 +152,7 @@ def put_at_once(repo, recorder, *image_ids, data):
 
 
 def record(path, directory, patch):
-    """A repository's life: everything that writes to its catalog."""
+    """Run through a repository's life: all operations on its catalog."""
     recorder = Recorder(path, directory)
     write = catalog_db.Catalog.write
 
@@ -223,7 +223,7 @@ def moments(directory):
 
 @pytest.fixture(scope='module')
 def strange(directory):
-    """Another repository's moment."""
+    """A moment of another repository."""
     (directory / 'strange').mkdir()
     path = maintenance.create(directory / 'strange')
     with pytest.MonkeyPatch.context() as patch:
@@ -235,7 +235,7 @@ def strange(directory):
 
 
 def hurry(patch):
-    """No time goes into making room, or into waiting for others' writes."""
+    """Do not wait for the reserve, or for others' writes."""
     patch.setattr(reserve, 'RESERVE_BYTES', 4096)
     patch.setattr(files, 'PAUSE', 0)
 
@@ -248,13 +248,13 @@ def names(path, *endings):
 
 
 def replace(path, other):
-    """Another catalog, whole."""
+    """Replace the catalog by another one."""
     shutil.rmtree(path / 'catalog')
     shutil.copytree(other / 'catalog', path / 'catalog')
 
 
 def mix(path, other, *endings):
-    """Some files of another catalog, in the place of one's own."""
+    """Replace some files by those of another catalog."""
     for name in names(path, *endings):
         (path / 'catalog' / name).unlink()
     for name in names(other, *endings):
@@ -262,7 +262,7 @@ def mix(path, other, *endings):
 
 
 def add(path, other):
-    """The files of another catalog that this one does not have."""
+    """Add the files of another catalog that this one does not have."""
     for name in os.listdir(other / 'catalog'):
         if not (path / 'catalog' / name).exists():
             shutil.copy(other / 'catalog' / name, path / 'catalog' / name)
@@ -338,7 +338,7 @@ def lose_fence(path):
 
 
 def tear_fence(path, record):
-    """A record's second half is not the first one's."""
+    """Make a record's second half another one's."""
     with open(path / 'fence', 'r+b') as f:
         f.seek(512 * record + 256)
         f.write(b'\xff' * 256)
@@ -367,7 +367,7 @@ def states(moments, strange):
         changes += [(None, change) for change in cuts(moment)]
         changes += [(other, change) for other in others
                     for change in with_other(moment, other)]
-        # Before the first batch there is no catalog to be spoilt.
+        # Before the first batch there is no catalog to damage.
         for other, (kind, words, change) in changes * moment.has_catalog:
             for fence_kind, fence, change_fence in fences(moment, other):
                 kinds[kind, fence_kind].append((

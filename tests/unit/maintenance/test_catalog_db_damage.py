@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The catalog by itself: damage, and writing that fails."""
+"""The catalog alone survives damage, and failing writes."""
 
 import contextlib
 import hashlib
@@ -88,7 +88,7 @@ def test_what_is_lost_is_noticed(sample, path):
 
 @pytest.mark.parametrize('seed', range(40))
 def test_damage_is_noticed(sample, path, seed):
-    """Bytes changed anywhere: refused, or older, or without effect."""
+    """A changed byte makes the catalog refused or older, or has no effect."""
     original, truth = sample
     shutil.copytree(original, path)
     rng = random.Random(seed)
@@ -124,7 +124,7 @@ def test_lost_batch_in_the_middle_is_noticed(catalog, path):
 
 
 def test_hole_in_the_log_is_noticed(path):
-    """LevelDB alone would skip it, and take the batches that follow."""
+    """A hole in the log is an error; LevelDB alone would skip it."""
     filled(path, 8)
     log, = path.glob('*.log')
     data = bytearray(log.read_bytes())
@@ -174,7 +174,7 @@ def test_strange_keys_and_values(catalog, path, key, value):
 
 
 def test_strange_samples_are_left_out(catalog):
-    """No decision depends on them."""
+    """Malformed samples are left out of the history."""
     catalog.sample(1000, {'images': 1})
     batch = catalog.batch()
     batch.put(b'h\1', b'{}')
@@ -232,7 +232,7 @@ def test_no_access(catalog, path):
 # -- writing that fails -------------------------------------------------------
 
 def test_no_room(tmp_path):
-    """The batch is not written, and the catalog is good when there is."""
+    """Without space a batch fails, and the catalog stays good."""
     with repositories.small_disk(tmp_path / 'disk', '4m') as disk:
         catalog = catalog_db.Catalog(disk / 'catalog', REPOSITORY,
                                      create=True)
@@ -280,7 +280,7 @@ class FailsAfterwards:
 
 
 class FailingOnce:
-    """The database, of which one write fails after it was done."""
+    """A database whose write fails once, after it was done."""
 
     def __init__(self, db):
         self._db = db

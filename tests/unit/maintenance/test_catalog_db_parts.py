@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The catalog by itself: large recipes, which are counted in parts."""
+"""The catalog alone counts large recipes in parts."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ LARGE = Pages(*[[(1 + n // 2, 5 + n, 2), (9, 7, 1)] for n in range(5)])
 
 def count_some(catalog, number, steps, recipe=LARGE, change='count',
                most=0):
-    """Count, or un-count, in steps of a page; whether that was all."""
+    """Count, or uncount, in steps of a page; return whether that was all."""
     for _ in range(steps):
         batch = catalog.batch()
         arguments = [facts()] if change == 'count' else []
@@ -108,7 +108,7 @@ def test_uncounting_in_other_steps_than_counting(catalog):
 
 
 def test_turning_round(catalog):
-    """Between any two steps, as often as one likes."""
+    """Counting can turn into uncounting, and back, between any two steps."""
     rng = random.Random(1)
     states = [everything(catalog)]
     at = 0

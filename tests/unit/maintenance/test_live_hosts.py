@@ -30,7 +30,7 @@ def path(tmp_path, monkeypatch):
 
 @pytest.fixture
 def join(path):
-    """A function that lets one more daemon live, until the test ends."""
+    """A function that starts one more daemon, until the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda: stack.enter_context(live_hosts.Hosts(path))
 
@@ -75,7 +75,7 @@ def test_members_of_a_task(join):
     assert second.members(7) == [0]
     first.take_part({7})
     assert first.members(TASK) == second.members(TASK) == [1]
-    # Tasks do not get into each other's way, nor daemons.
+    # Tasks do not affect each other, nor do daemons.
     assert second.members(7) == [0] and second.members(TASK + 1) == []
 
 
@@ -101,7 +101,7 @@ def test_everything_belongs_to_one_member(join):
 
 
 def test_a_lost_lock_is_noticed(join):
-    """The server dropped the locks of a host that was cut off."""
+    """A host whose locks the server dropped gets another number."""
     first = join()
     first.take_part({TASK})
     filesystem.lock(first._fd, fcntl.F_UNLCK, 0)
@@ -133,7 +133,7 @@ def test_no_number_is_left(path, join, monkeypatch):
 
 
 def test_a_repository_that_cannot_be_looked_at(path):
-    """Such as one on a server that has gone."""
+    """An unreachable repository is an error."""
     with pytest.raises(exceptions.StorageError, match='locks/hosts'):
         live_hosts.Hosts(path / 'gone')
 

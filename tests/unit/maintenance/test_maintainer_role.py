@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The maintainer's lock and start (N2), and the catalog's making."""
+"""The maintainer takes its lock, starts (N2), and makes the catalog."""
 
 import errno
 import os
@@ -49,7 +49,7 @@ def set_aside(path):
 
 
 def copy_state(path, to):
-    """Catalog and fence, as a backup has them."""
+    """Copy catalog and fence, as a backup does."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir()
     shutil.copytree(path / 'catalog', to / 'catalog')
@@ -402,7 +402,7 @@ def test_n2_3_order_of_the_rebuild(path, repo, other, monkeypatch):
         assert len(counted) == 4
         assert counted[-1] < images[0] < writes[-1] < fence[0]
         assert counted[-1] < spool[0] < writes[-1]
-        # Valid only with the final batch.
+        # The catalog is valid only with the final batch.
         for name, is_valid in valid:
             if name not in ('engine.read_fence', 'engine.lock'):
                 assert is_valid == (name == 'engine.write_fence'), name
@@ -441,7 +441,7 @@ def test_task_begins_a_failed_rebuild_anew(path, repo, other, monkeypatch):
 
 
 def test_rebuild_while_others_go_on(path, repo, other, monkeypatch):
-    """Images come and go at any of its steps."""
+    """Images may come and go at any step of a rebuild."""
     model = some(path, other)
     rng = random.Random(1)
     steps = [0]
@@ -486,7 +486,7 @@ def test_what_went_on_without_a_maintainer(path, repo, other):
 
 
 def test_image_that_nothing_announces_is_counted(path, repo, other):
-    """The spool was lost: from a backup that does not keep it."""
+    """An image without a spool file is counted, with a warning."""
     some(path, other)
     put(other, 'new', content(50))
     for name in repositories.spool(path):
@@ -559,7 +559,7 @@ def test_entry_whose_image_is_another_file(path, repo, other, kind):
 
 
 def test_entry_that_is_lost_under_a_maintainer(path, repo, other):
-    """The image that it announced is counted before anything is freed."""
+    """An image whose spool file is lost is counted before a collection."""
     model = some(path, other)
     with maintaining(repo) as maintainer:
         put(other, 'new', content(50))
@@ -933,7 +933,7 @@ def test_statistics_from_other_threads(path, repo, other):
 
 @pytest.mark.parametrize('seed', range(4))
 def test_killed_maintainer(path, repo, other, seed):
-    """Killed at any time, by a signal; then all is found as it must be."""
+    """A maintainer is killed at any time; the next one collects all."""
     model = maintenance.kill_at_random(path, other, collect, seed)
     with maintaining(repo) as maintainer:
         # The first collection may evacuate blocks into a group with a killed

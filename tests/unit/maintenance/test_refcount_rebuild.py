@@ -115,7 +115,7 @@ def require_settled(maintainer):
 
 @pytest.mark.parametrize('processes', [2, 3])
 def test_the_same_catalog(repo, maintainer, processes, small_partitions):
-    """Key by key; and with one partition for each group."""
+    """The catalog is the same for any number of processes and partitions."""
     fill(repo)
     maintainer.rebuild()
     expected = contents(maintainer)
@@ -160,7 +160,7 @@ def test_large_recipes(repo, maintainer, monkeypatch):
 
 @pytest.mark.parametrize('at', [100, 4196])
 def test_unreadable_recipes(path, repo, maintainer, at):
-    """The header, or a page: nothing of the recipe is counted."""
+    """Nothing of a recipe with a bad header or page is counted."""
     fill(repo)
     recipe = path / 'images' / 'image-05'
     content = bytearray(recipe.read_bytes())
@@ -197,7 +197,7 @@ def test_images_that_go_meanwhile(repo, maintainer, monkeypatch):
 @pytest.mark.parametrize('when', ['reading images', 'adding up counts'])
 def test_a_worker_that_is_killed(repo, maintainer, monkeypatch, when, killed,
                                  small_partitions):
-    """The maintainer counts alone then."""
+    """If a worker is killed, the maintainer counts alone."""
     fill(repo)
     maintainer.rebuild()
     expected = contents(maintainer)
@@ -220,7 +220,7 @@ def test_a_worker_that_is_killed(repo, maintainer, monkeypatch, when, killed,
 
 
 def test_two_files_of_one_transaction(path, repo, maintainer):
-    """A recipe was forged from another; it must not be counted twice."""
+    """A forged copy of a recipe is not counted twice."""
     fill(repo)
     forged = bytearray((path / 'images' / 'image-01').read_bytes())
     assert forged[144:152] == b'image-01'

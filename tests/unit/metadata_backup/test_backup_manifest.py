@@ -72,7 +72,7 @@ def packed(lines, level=3):
 
 
 def sealed(lines):
-    """A manifest of these lines without a foot, and the right one."""
+    """Return a manifest of these lines without a foot, and the right one."""
     content = hashlib.sha256(b''.join(lines[1:])).hexdigest()
     foot = {'groups': sum(line.startswith(b'["g"') for line in lines),
             'recipes': sum(line.startswith(b'["r"') for line in lines),
@@ -94,7 +94,7 @@ def test_what_is_written_is_read():
         assert (found.head, found.foot) == (HEAD, foot)
         assert found.head.read_parameters() == PARAMETERS
         assert (foot.groups, foot.recipes) == (2, 2)
-        # Several iterations at the same time.
+        # Several iterations run at the same time.
         a, b = found.groups(), found.groups()
         assert [next(a), next(b), *a] == [GROUPS[0], *GROUPS]
         assert list(found.recipes()) == RECIPES
@@ -236,7 +236,7 @@ def test_a_manifest_under_the_key_of_another():
 
 
 def test_a_bomb():
-    """A gigabyte of zeros in few bytes: little of it is unpacked."""
+    """A gigabyte of zeros in few bytes is unpacked only in small part."""
     piece = bytes(1 << 20)
     file = io.BytesIO()
     with zstandard.ZstdCompressor(level=1).stream_writer(

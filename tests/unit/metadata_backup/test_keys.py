@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Keys of objects, made and parsed."""
+"""Keys of objects are made and parsed."""
 
 import pytest
 

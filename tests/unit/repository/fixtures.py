@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The repositories in which the tests of the API store."""
+"""Repositories for the tests of the API."""
 
 import os
 import pathlib
@@ -30,7 +30,7 @@ def repo(path):
 
 @pytest.fixture
 def large(tmp_path):
-    """A repository as it is by default."""
+    """A repository with default parameters."""
     path = create(tmp_path / 'large')
     with open_repository(path) as repo:
         yield repo

@@ -2,8 +2,8 @@
 
 """Writes repositories, byte by byte, as the format document describes them.
 
-Independent of the engine, so that the checker can be tested without it, and
-of the checker, so that a mistake in one of the two shows.  Nothing is
+It is independent of the engine, so that the checker can be tested without it,
+and of the checker, so that a mistake in one of the two shows.  Nothing is
 synced: these are for tests.
 """
 
@@ -35,12 +35,12 @@ def sha256(block: bytes) -> bytes:
 
 
 def some_id(text: str) -> bytes:
-    """16 bytes that stand for random ones."""
+    """Return 16 bytes that replace random ones."""
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
 class Group:
-    """A group as it is to be; `save` writes it."""
+    """A group with given content; `save` writes it."""
 
     def __init__(self, repository: 'Repository', number: int, *,
                  slots: int | None = None, fingerprint: str | None = None,
@@ -178,7 +178,7 @@ def together(transactions) -> int:
 
 
 class Catalog:
-    """A catalog as it is to be; `save` writes it, and its fence."""
+    """A catalog with given content; `save` writes it, and its fence."""
 
     def __init__(self, repository: 'Repository', name: str = 'catalog'):
         self.repository = repository
@@ -277,7 +277,7 @@ class Catalog:
         return found
 
     def save_index(self) -> None:
-        """Write the exact index, of the records and cursors that there are."""
+        """Write the exact index of the current records and cursors."""
         for shard, records in self.shards().items():
             IndexFile(self, 'shard', records, self.bits, shard).save()
         IndexFile(self, 'cursors', b''.join(
@@ -287,7 +287,7 @@ class Catalog:
 
 def packed_frame(items: bytes, seed: int, padded: bool = False,
                  **more: int) -> bytes:
-    """A packed frame of a shard, of these records."""
+    """Return a packed frame of a shard, of these records."""
     keys = [int.from_bytes(items[at:at + 8]) for at in range(
         0, len(items), 13)]
     addresses = [int.from_bytes(items[at + 8:at + 13], 'little')
@@ -311,7 +311,7 @@ def packed_frame(items: bytes, seed: int, padded: bool = False,
 
 
 class IndexFile:
-    """A file of the exact index as it is to be; `save` writes it."""
+    """A file of the exact index with given content; `save` writes it."""
 
     KINDS = {'shard': 1, 'run': 2, 'gone': 3, 'pairs': 4, 'cursors': 5}
     SIZES = {1: 13, 2: 13, 3: 13, 4: 16, 5: 8}
@@ -348,7 +348,7 @@ class IndexFile:
         return b''.join(parts)
 
     def packed(self, most: int = 4096) -> bytes:
-        """The content with packed frames of so many records, at most."""
+        """Return the content with packed frames of at most so many records."""
         frames = []
         for at in range(0, len(self.items), 13 * most):
             items = self.items[at:at + 13 * most]
@@ -411,7 +411,7 @@ class Repository:
     def attach(self, **change) -> pathlib.Path:
         """Write ``cold.json``.
 
-        :param change: fields as they are to be; None: they are left out
+        :param change: new values of fields; None: they are left out
         """
         fields = {
             'kind': 'glance-dedup object store', 'version': 1,
@@ -431,11 +431,11 @@ class Repository:
     def recipe(self, image_id: str, pieces: list[tuple], *,
                transaction: bytes | None = None, project: str = '',
                header: dict | None = None) -> bytes:
-        """A recipe's bytes.
+        """Return a recipe's bytes.
 
         :param pieces: each ``('zeros', length)`` or ``(group, slot, blocks)``
-            or a dict of an extent's fields as they are to be
-        :param header: fields of the header as they are to be
+            or a dict of an extent's new field values
+        :param header: new values of the header's fields
         """
         transaction = transaction or some_id('upload of ' + image_id)
         extents, zero_bytes, offset, fragments = [], 0, 0, 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Backups are images, but none of Glance's, nor of a cache's."""
+"""Backups are images, but neither Glance's nor a cache's."""
 
 import asyncio
 import contextlib
@@ -106,7 +106,7 @@ def test_ids(image_id):
     said = OF_BACKUPS.get(image_id)
     found = imageids.of_backup(image_id)
     assert found == said
-    # The program that checks repositories has the rule for itself.
+    # The checker has this rule in its own code.
     assert ondisk.is_backup(image_id) == (said is not None)
     if found is not None:
         assert len(image_id) <= 128 and imageids.is_image(image_id)
@@ -181,7 +181,7 @@ def test_out_and_in_again(repo, command, backup, tmp_path):
     ('image', 'put', BACKUP, '/dev/null'), ('image', 'copy', 'image', BACKUP),
     ('volume', 'snapshot', 'disk', BACKUP)])
 def test_no_backup_is_made_by_accident(repo, command, words):
-    """Pruning would delete it."""
+    """No command makes a backup by accident, which pruning would delete."""
     put(repo, 'image', DATA)
     openvolumes.create(repo, 'disk', 512)
     status, _, err = command(*words)

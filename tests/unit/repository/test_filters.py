@@ -31,7 +31,7 @@ class Host:
             path, filter_dir=str(self.directory), **options)
 
     def use(self, name):
-        """The filter of a repository that was used, and is closed."""
+        """Use a repository, and close it; return its filter."""
         before = self.filters()
         with self.open(name) as repo:
             put(repo, f'image-{len(repo.images())}', noise(8192))
@@ -102,7 +102,7 @@ def test_filter_that_nobody_opens_for_long(host):
     age(new, filters.UNUSED - 1000)
     host.tidy()
     assert host.filters() == {new}
-    # Opening it counts.
+    # Opening the repository counts as a use.
     age(new, filters.UNUSED + 1000)
     with host.open('new') as repo:
         put(repo, 'image', noise(8192))

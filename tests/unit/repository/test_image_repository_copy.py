@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Copies of images within a repository: they share blocks."""
+"""Copies of images within a repository share blocks."""
 
 import hashlib
 import random
@@ -75,7 +75,7 @@ def test_another_scope_shares_nothing(repo):
 
 
 def test_a_copy_outlives_the_first(path):
-    """Accounting counts it; collection frees no block of it."""
+    """Accounting counts a copy; collection frees no block of it."""
     with repositories.open_repository(path) as repo:
         put(repo, 'one', DATA)
         with maintenance.maintaining(repo) as maintainer:

@@ -192,7 +192,7 @@ def test_rebuilding_gives_up(path, monkeypatch):
 
 
 def other_filter(path):
-    """Options of another host: the same repository, a filter of its own."""
+    """Return options of another host: the same repository, another filter."""
     return {'filter_dir': str(path.parent / 'other-host')}
 
 
@@ -215,7 +215,7 @@ def test_blocks_of_another_host(path, monkeypatch):
 
 
 def test_more_than_one_upload_reads_at_once(path, monkeypatch):
-    """A thread reads the rest."""
+    """A thread reads the groups beyond an upload's limit."""
     data = noise(512 * 64 * 20)
     monkeypatch.setattr(hostfilter, '_READ_AT_ONCE', 64)
     monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
@@ -238,7 +238,7 @@ def test_following_makes_no_filter(path):
 
 
 def test_filter_budget(tmp_path):
-    """More blocks than hints have room: the sampling level rises."""
+    """The sampling level rises if there are more blocks than hints."""
     path = create(tmp_path / 'r', block_size=512)
     data = noise(512 * 150000)
     with open_repository(path, codec='none') as repo:

@@ -94,7 +94,7 @@ def test_fork_with_everything_open(large):
 
 @pytest.mark.parametrize('what', ['image', 'transaction'])
 def test_fork_with_a_forgotten_repository(path, what):
-    """An image or a transaction is all that is left of the handle."""
+    """A fork closes files that only an image or a transaction holds."""
     with open_repository(path) as repo:
         put(repo, 'image', b'content')
     if what == 'image':
@@ -128,7 +128,7 @@ def test_fork_of_a_fork(repo):
 
 
 def test_parent_dies_and_its_locks_with_it(path):
-    """A lock that a child inherited would outlive its owner."""
+    """The locks fall with their owner, though a forked child lives."""
     reading, writing = os.pipe()
 
     def parent():
@@ -168,7 +168,7 @@ def test_parent_dies_and_its_locks_with_it(path):
 
 
 def test_fork_while_another_thread_writes(large):
-    """The transaction's own lock is held at the fork; the child refuses."""
+    """The child refuses a transaction whose lock was held at the fork."""
     transaction = large.begin('image')
     ending = threading.Event()
 

@@ -104,7 +104,7 @@ def test_disk_full_in_the_middle(tmp_path, codec):
                 assert repo.images() == ['first']
                 assert os.listdir(path / 'spool') == spool
             assert read_all(repo, 'first') == noise(2 * MIB)
-            # Deleting and small uploads go on, in this process ...
+            # Deleting and small uploads still work, in this process ...
             put(repo, 'small', b'small')
             assert read_all(repo, 'small') == b'small'
             repo.delete('first')

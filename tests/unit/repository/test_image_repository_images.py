@@ -220,7 +220,7 @@ def test_compression_pays_or_is_left_out(tmp_path):
 
 @pytest.mark.parametrize('codec', ['lz4', 'zstd'])
 def test_little_is_lost_where_compression_begins_to_pay(tmp_path, codec):
-    """Seven segments of 64 KiB at most, however long nothing paid."""
+    """At most seven segments of 64 KiB stay plain when compression pays."""
     text = b''.join(b'the same line again, %d\n' % i for i in range(200000))
     path = create(tmp_path / 'r')
     with open_repository(path, codec=codec) as repo:
@@ -251,7 +251,7 @@ def test_a_codec_that_yields(tmp_path):
 
 @pytest.mark.parametrize('threads', [0, 2])
 def test_beside_the_page_cache(tmp_path, threads):
-    """The files are the same, to the byte at their end."""
+    """With direct I/O the files are the same, to the byte at their end."""
     sizes = []
     for direct_io in ('off', 'on', 'auto'):
         path = create(tmp_path / f'direct-{direct_io}', verify='bytes')
@@ -473,7 +473,7 @@ def test_close_while_another_thread_reads(large):
 
 
 def test_what_is_known_to_be_zeros(repo):
-    """A range of zero blocks, wherever it begins and ends in them."""
+    """Ranges of zero blocks are recognized, at any offset and length."""
     data = noise(4096) + bytes(3 * 4096) + noise(4096) + bytes(100)
     put(repo, 'image', data)
     with repo.open_image('image') as image:
@@ -489,7 +489,7 @@ def test_what_is_known_to_be_zeros(repo):
 
 
 def test_extents_of_a_long_recipe(repo):
-    """Several pages of extents, each found by its offset."""
+    """Extents in several pages are found by their offset."""
     data = b''.join(noise(512, i) + bytes(512) for i in range(300))
     put(repo, 'image', data)
     with repo.open_image('image') as image:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The API: a key-value store of the host that serves instead of the filter."""
+"""The API can use a host's key-value store instead of the filter."""
 
 import os
 import subprocess
@@ -98,7 +98,7 @@ def test_the_table_of_dtb_follows_the_repository(path, monkeypatch):
 @pytest.mark.parametrize('index', ['dtb', 'leveldb', 'lmdb', 'inram'],
                          indirect=True)
 def test_what_others_store_at_the_same_time(path, index, monkeypatch):
-    """The index follows: on other hosts, and with other indexes."""
+    """The index gets blocks of other hosts, and of other indexes."""
     data = [noise(512 * 200, n) for n in range(3)]
     with (open_with(path, index) as repo,
           open_repository(path) as other):
@@ -135,7 +135,7 @@ def test_what_others_stored_meanwhile(path, index):
 
 @pytest.mark.parametrize('index', ['filter', *STORES], indirect=True)
 def test_scattered_blocks(path, index):
-    """An exact index needs one entry for each, and not its group's store."""
+    """An exact index finds scattered blocks without their groups' stores."""
     data = noise(64 * 40 * 512)
     with open_with(path, index) as repo:
         put(repo, 'first', data)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The API: creating a repository, and opening it."""
+"""Repositories are created and opened through the API."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_create_over_what_has_lost_its_description(tmp_path, name):
 
 
 def test_a_used_repository_that_lost_its_description(tmp_path):
-    """A daemon has made its catalog, and the last image was deleted."""
+    """A repository that only has a catalog left is not created again."""
     path = tmp_path / 'r'
     create(path)
     with open_repository(path) as repo, maintainer_role.Maintainer(repo):
@@ -102,7 +102,7 @@ def test_a_used_repository_that_lost_its_description(tmp_path):
 
 @pytest.mark.parametrize('names', [[], ['00000001']])
 def test_a_directory_that_is_being_restored(tmp_path, names):
-    """A backup of its description would not help."""
+    """A directory that is being restored is neither created nor opened."""
     path = tmp_path / 'r'
     layout.begin_restoring(path, repo_parameters.Parameters.choose(),
                            signingkeys.make())

@@ -86,7 +86,7 @@ def test_leaving_a_transaction_aborts_it(repo, path):
         transaction.write(noise(5000))
     assert repo.images() == []
     assert os.listdir(path / 'spool') == []
-    # Nor does a forgotten one stay.
+    # A forgotten image does not stay open, either.
     transaction = repo.begin('image')
     transaction.write(noise(5000))
     assert len(os.listdir(path / 'spool')) == 1
@@ -163,7 +163,7 @@ def test_close_lets_go_of_everything(path):
 
 
 def test_descriptors_are_bounded(path):
-    """Many groups, and many images one after the other."""
+    """The number of open files is bounded for many groups and images."""
     with open_repository(path) as repo:
         for i in range(40):
             put(repo, f'image-{i}', noise(33000, i))

@@ -51,7 +51,7 @@ def other(tmp_path):
 # -- the wire format ----------------------------------------------------------
 
 def described(image):
-    """(offset, length, [(fingerprint, length), ...]) of each extent."""
+    """Return (offset, length, [(fingerprint, length), ...]) of each extent."""
     page = 0
     while data := image.describe(page):
         at = 0
@@ -68,7 +68,7 @@ def described(image):
 
 
 def unframed(frame):
-    """(offset in the image, bytes) of each place."""
+    """Yield (offset in the image, bytes) of each range."""
     magic, codec, _, places, plain, stored, checksum = struct.unpack_from(
         '<4sBBHIIQ', frame)
     assert magic == b'GDFR'
@@ -103,7 +103,7 @@ def packed(blocks):
 
 
 def pull(source, transaction):
-    """Append the source's image; the bytes that had to be fetched."""
+    """Append the source's image; return the bytes that had to be fetched."""
     fetched = 0
     for offset, length, blocks in described(source):
         if not blocks:
@@ -343,7 +343,7 @@ def test_segment_cache(path):
 
 
 def test_readers_of_similar_blocks_have_a_cache(tmp_path):
-    """Otherwise they would decode most segments several times."""
+    """Readers cache similar blocks, instead of decoding segments again."""
     # Each block resembles the block 256 KiB before it.
     data = b''.join(bytes([i]) * 8 + noise(4088, i % 64) for i in range(256))
     path = create(tmp_path / 'repository', group_slots=128)
@@ -414,7 +414,7 @@ def test_seeks_of_reading(repo):
 # -- spare copies -------------------------------------------------------------
 
 def spoil(path, data):
-    """Change a block where it is stored as it is."""
+    """Change a block that is stored plain."""
     file = path / 'groups' / '00000001'
     content = file.read_bytes()
     at = content.index(data)

@@ -30,7 +30,7 @@ CODECS = strategies.sampled_from(['none', 'lz4', 'zstd'])
 # A content is a list of runs and the length of a last, short block.
 RUNS = strategies.lists(strategies.tuples(
     strategies.sampled_from(['noise', 'common', 'zeros', 'text', 'same']),
-    strategies.integers(0, 5),     # which
+    strategies.integers(0, 5),     # which blocks
     strategies.integers(1, 25)),   # blocks
     max_size=6)
 CONTENTS = strategies.tuples(RUNS, strategies.integers(0, BLOCK - 1))
@@ -55,7 +55,7 @@ def make(content):
 
 
 def cut(data, seed):
-    """Pieces of odd lengths."""
+    """Return pieces of odd lengths."""
     rng = random.Random(seed)
     at = 0
     while at < len(data):
@@ -96,7 +96,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @property
     def repo(self):
-        # The other one next time.
+        # The next call uses the other one.
         self.handles.reverse()
         return self.handles[0]
 
@@ -131,7 +131,7 @@ class Machine(stateful.RuleBasedStateMachine):
                           strategies.sampled_from([0, 0, 0, 100])),
         min_size=1, max_size=4))
     def put_mix(self, image_id, parts):
-        """Pieces of images that there are, mostly in whole blocks."""
+        """Store pieces of existing images, mostly in whole blocks."""
         stored = [self.model[i] for i in sorted(self.model)]
         data = bytearray()
         for which, first, blocks, shift in parts:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The API of volumes."""
+"""Volumes are used through the API."""
 
 import os
 import random
@@ -454,7 +454,7 @@ def test_killed(path, repo, seed):
 # -- threads ------------------------------------------------------------------
 
 def in_threads(*functions):
-    """Run functions at once; the first one's end ends the others."""
+    """Run functions in parallel; the first one's end ends the others."""
     stop = threading.Event()
     errors = []
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The file of projects, which anybody may have written."""
+"""The file of projects is read and written, with any content."""
 
 import pytest
 

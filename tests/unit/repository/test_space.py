@@ -41,7 +41,7 @@ def text(blocks, seed):
 
 @pytest.fixture
 def filled(path, repo, other):
-    """A bit of everything: also one recipe under two names."""
+    """A repository with all kinds of parts, and a recipe with two names."""
     with repositories.open_repository(path, codec='lz4') as lz4:
         put(lz4, 'text', text(SLOTS, 1) + b'the end')
     put(other, 'noise', noise(SLOTS * BLOCK, 2))

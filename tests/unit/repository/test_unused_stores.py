@@ -67,7 +67,7 @@ def test_the_index_itself(path, directory, index):
 
 
 def test_one_that_is_open(path, directory, index):
-    """However long ago it was opened."""
+    """An open index is not removed, however long ago it was opened."""
     with open_repository(path, index=index, index_dir=directory) as repo:
         put(repo, 'one', noise(5000))
         age(directory, filters.UNUSED + 100)

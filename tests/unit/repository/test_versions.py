@@ -73,7 +73,7 @@ def set_version(path, name, version, offset=8, good=True):
 # -- repository.json ----------------------------------------------------------
 
 def require_refused(path, cli, configure, sentence):
-    """Everybody refuses the repository by this sentence, a regex."""
+    """Require that all programs refuse the repository by this regex."""
     with pytest.raises(exceptions.VersionError, match=sentence):
         repositories.open_repository(path)
     for command in repositories.COMMANDS:

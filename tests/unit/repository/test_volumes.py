@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Recipes of volumes are no images, for everybody but the store itself."""
+"""Recipes of volumes are no images, except to the store itself."""
 
 import asyncio
 import concurrent.futures
@@ -92,7 +92,7 @@ def test_ids(image_id):
         ID, what))
     assert imageids.is_image(image_id) == (
         what is None and bool(imageids.is_valid(image_id)))
-    # The program that checks repositories has the rule for itself.
+    # The checker has this rule in its own code.
     assert bool(ondisk.VOLUME_RECIPE.match(image_id)) == (what is not None)
 
 
@@ -158,7 +158,7 @@ def test_the_name_of_a_volume(path, repo, volume, part):
         f'{part} (part 3 of volume disk)')
     assert volumes.apart(repo, ['z', part, 'b', volume.recipe(None)]) == (
         ['b', 'z'], ['disk'])
-    # The newest journal is the truth.
+    # The newest journal has the current state.
     volume.journal(2, volume_id=volume_writer.some_id('another')).save()
     assert volumes.name_of(repo, digits) is None
     assert volumes.words(repo, part) == f'part 3 of volume {digits}'

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Volumes while the maintainer works, and while the disk is full."""
+"""Volumes work while the maintainer runs, and while the disk is full."""
 
 import contextlib
 import random
@@ -77,7 +77,7 @@ def test_blocks_are_kept_and_freed(path, repo, other):
     volume = openvolumes.open_volume(repo, 'disk')
     model = bytearray(data + bytes(SIZE - len(data)))
     assert volume.read(SIZE, 0) == model
-    # The base goes only when no part needs it any more: with the next owner.
+    # The next owner removes the base once no part needs it.
     for n in range(3):
         fresh = noise(2 * PART, 10 + n)
         volume.write(fresh, 512 * n)
@@ -117,7 +117,7 @@ def test_collecting_while_the_volume_is_written(path, repo, other):
         try:
             while not stop.is_set():
                 offset = rng.randrange(SIZE - 5000)
-                # Many of these blocks come again and again.
+                # Many of these blocks repeat.
                 data = noise(rng.randrange(1, 9) * 512, rng.randrange(40))
                 offset -= offset % rng.choice((1, 512, 512))
                 volume.write(data, offset)
@@ -168,7 +168,7 @@ def test_merging_under_an_open_volume(tmp_path):
         for volume in opened:
             assert volume.read(len(data), 0) == data
             volume.write(b'changed', 100)
-            volume.checkpoint()     # part 0 has an edition, part 1 the base
+            volume.checkpoint()     # part 0 has a recipe, part 1 the base
         changed = data[:100] + b'changed' + data[107:]
         repo.delete('first')
         repo.delete('second')
@@ -193,7 +193,7 @@ def test_merging_under_an_open_volume(tmp_path):
 
 
 def test_a_checkpoint_lets_go_of_what_it_replaces(tmp_path):
-    """The owner had the edition before open, and pins its blocks no more."""
+    """After a checkpoint the owner does not pin the old recipe's blocks."""
     path = repositories.create(tmp_path / 'r', block_size=4096,
                                group_slots=512)
     with repositories.open_repository(path) as repo:

@@ -40,7 +40,7 @@ def name_of(block):
 
 
 def describe(*parts):
-    """A description: of numbers of zeros, and lists of blocks."""
+    """Return a description of numbers of zeros, and lists of blocks."""
     offset = 0
     for part in parts:
         if isinstance(part, int):
@@ -60,7 +60,7 @@ def cut(parts, block_size):
 
 
 def packed(blocks):
-    """Fingerprints and lengths."""
+    """Return packed fingerprints and lengths."""
     return (b''.join(map(name_of, blocks)),
             array.array('I', map(len, blocks)).tobytes())
 
@@ -176,7 +176,8 @@ def test_what_is_not_the_block(repo):
             with pytest.raises(image_assembly.BadBlock) as caught:
                 together.take(lot, offset, plain)
             assert str(caught.value.offset) in str(caught.value)
-        # The good block before the bad byte came; it is not taken twice.
+        # The good block before the bad byte has arrived, and is not taken
+        # twice.
         with pytest.raises(image_assembly.BadBlock):
             together.take(lot, 5 * BLOCK, blocks[5])
         with pytest.raises(image_assembly.BadBlock,
@@ -216,7 +217,7 @@ def test_begin_in_a_scope_by_its_id(repo):
 # -- reading back -------------------------------------------------------------
 
 class Stored:
-    """Blocks in a transaction that is not at its end."""
+    """Blocks in a transaction that has not ended."""
 
     def __init__(self, repo, blocks):
         self.transaction = repo.begin('one')
@@ -282,7 +283,7 @@ def test_write_goes_on_after_keep(path, repo, reader):
 
 
 def test_what_is_not_synced_is_not_read(stored, reader):
-    """The last group's, of which no record is published yet (I1)."""
+    """Blocks of a group without a published record are not read (I1)."""
     with pytest.raises(exceptions.DamagedError, match='no live block'):
         stored.read(reader, [300])
     stored.transaction.keep()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sending images to another repository, which a real daemon serves."""
+"""Images are sent to another repository, which a real daemon serves."""
 
 import contextlib
 import hashlib
@@ -87,13 +87,13 @@ def small_lots(monkeypatch):
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Attempts follow each other quickly."""
+    """Make attempts follow each other quickly."""
     monkeypatch.setattr(image_sending, 'PAUSES', (0.05, 0.1, 0.1))
     monkeypatch.setattr(image_sending, 'BUSY_SECONDS', 0.0)
 
 
 def program(**constants):
-    """A daemon with other constants of its receiving."""
+    """Return a daemon program with other constants of its receiver."""
     return ['-c', 'from dedupd import daemon; import sys; '
             'from dedupd.serve import replica_receiver; '
             f'vars(replica_receiver).update({constants}); '
@@ -101,7 +101,7 @@ def program(**constants):
 
 
 class Pace(pacing.Pace):
-    """Calls a function after each step."""
+    """A pace that calls a function after each step."""
 
     def __init__(self, then):
         super().__init__()
@@ -159,7 +159,7 @@ def test_send(home, away, client):
         stat, there = home.repo.stat(image_id), away.repo.stat(image_id)
         assert (there.size, there.zero_bytes, there.project, there.scope) == (
             length, stat.zero_bytes, 'p', stat.scope)
-        # A transaction's id is never used again, so not that of elsewhere.
+        # A transaction's id is never used again, even at another site.
         assert sent.upload_id == there.upload_id != stat.upload_id
         assert sent.location == locations.url(
             away.repo, image_id, sent.upload_id)
@@ -178,14 +178,14 @@ def test_send(home, away, client):
 def test_only_what_is_missing_goes(home, away, client):
     data = noise(400 * BLOCK)
     home.put('one', data)
-    # The middle is there already, in another image and at another place.
+    # The other site has the middle in another image, at another offset.
     away.put('other', noise(77 * BLOCK, 2) + data[100 * BLOCK:350 * BLOCK])
     sent = image_sending.send(home.repo, 'one', client)
     assert (sent.found_blocks, sent.sent_blocks) == (250, 150)
     least = 150 * BLOCK + 400 * 36
     assert least < sent.sent_bytes < least * 1.03 + HEADS
     assert away.read('one') == data
-    # A similar one; blocks of the first.
+    # Send a similar image; it has blocks of the first.
     home.put('two', data[:300 * BLOCK] + noise(10 * BLOCK, 3))
     sent = image_sending.send(home.repo, 'two', client)
     assert (sent.found_blocks, sent.sent_blocks) == (300, 10)
@@ -201,7 +201,7 @@ def test_only_what_is_missing_goes(home, away, client):
 
 @pytest.mark.usefixtures('small_lots')
 def test_a_block_goes_once(home, away, client):
-    """Though the image names it often, near by and far away."""
+    """Each block is sent once, however often the image names it."""
     some = [noise(BLOCK, seed) for seed in range(40)]
     order = [0] * 20 + list(range(40)) + [5, 39, 0, 7] * 30 + [0] * 20
     data = b''.join(some[number] for number in order) + some[3][:100]
@@ -305,7 +305,7 @@ def test_fingerprints_that_are_not_cryptographic(tmp_path, away, client):
 
 
 def test_the_scope_goes_with_it(home, away, client):
-    """Blocks of one project are not found by another's image."""
+    """An image keeps its scope, and finds no other project's blocks."""
     data = noise(50 * BLOCK)
     home.put('one', data, project='p', scope='project')
     home.put('two', data, project='q', scope='project')
@@ -417,7 +417,7 @@ def test_it_is_deleted_here_meanwhile(home, away, client):
 
 
 def test_damage_here(home, away, client):
-    """The image is named, and nothing of it comes to be there."""
+    """Damage at the sender names the image, and stores nothing there."""
     home.put('one', noise(3000 * BLOCK))
     group = repositories.Group(home.path, 1)
     group.data[-100:] = bytes(100)
@@ -470,7 +470,7 @@ GOOD = {'replica': 'ab' * 16, 'offset': 0, 'exists': False, 'whole': None,
     (GOOD, {'ranges': [[0, 0]]}), (GOOD, {'ranges': [[0, 65537]]}),
     (GOOD, {'ranges': [[4096, 4096], [0, 4096]]}),
     (GOOD, {'ranges': [[0, 8192], [4096, 4096]]}),
-    # Within a block, which the engine refuses.
+    # The range is within a block, which the engine refuses.
     (GOOD, {'ranges': [[5, 4096]]})])
 def test_a_receiver_that_lies(home, tmp_path, first, second):
     """A wrong answer ends the transfer, without a second try."""
@@ -500,7 +500,7 @@ def test_a_receiver_that_lies(home, tmp_path, first, second):
 
 
 class Relay:
-    """Brings connections to a Unix socket, as many bytes as it is let.
+    """Passes connections to a Unix socket, up to a number of bytes.
 
     :ivar left: how many may pass to the daemon; then all are cut off
     """
@@ -600,7 +600,7 @@ def test_the_connection_breaks_for_ever(home, away, daemon, tmp_path,
 
 @pytest.mark.usefixtures('small_lots', 'soon')
 def test_the_receiver_is_killed(home, away, daemon, client):
-    """kill -9 in the middle, and it is started again."""
+    """The receiver is killed in the middle (kill -9), and restarted."""
     data = noise(3000 * BLOCK)
     home.put('one', data)
 
@@ -769,7 +769,7 @@ def test_over_tls(home, away, tls):
 
 @pytest.mark.parametrize('kind', ['none', 'strange', 'their'])
 def test_who_is_no_operator(home, away, tls, kind):
-    """No certificate, one of another authority, and another server."""
+    """A client without an operator's certificate, or a wrong server, fails."""
     home.put('one', noise(100 * BLOCK))
     options = {
         'none': {'ca_file': str(tls.authority.path)},

@@ -85,7 +85,7 @@ def test_many_processes(repo):
 
 
 def test_replaced_before_it_is_locked(repo, monkeypatch):
-    """The lock of a file that is not the one any more is worth nothing."""
+    """A lock on a file that was replaced meanwhile is taken again."""
     one, other = progress_file.Underway(repo, SITE), progress_file.Underway(
         repo, SITE)
     one.begin('a')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Pulling images between two repositories, from a real daemon."""
+"""Images are pulled between two repositories, from a real daemon."""
 
 import contextlib
 import itertools
@@ -49,7 +49,7 @@ class Site:
         return repositories.read_all(self.repo, image_id)
 
     def require_nothing_of(self, image_id):
-        """No image, and nothing in flight."""
+        """Require no image, and no upload in flight."""
         assert image_id not in self.repo.images()
         for name in repositories.spool(self.path):
             # A spool file of an image has another name in images/.
@@ -115,7 +115,7 @@ def test_pull(there, here, client, length, content):
 def test_only_what_is_missing_comes(there, here, client):
     data = noise(400 * BLOCK)
     there.put('one', data)
-    # The middle is here already, in another image and at another place.
+    # This site has the middle in another image, at another offset.
     here.put('other', noise(77 * BLOCK, 2) + data[100 * BLOCK:350 * BLOCK])
     result = pull.pull(here.repo, 'one', client)
     assert result.found_blocks == 250
@@ -125,7 +125,7 @@ def test_only_what_is_missing_comes(there, here, client):
     assert least < result.received_bytes < least * 1.03
     assert result.stat.new_bytes == 150 * BLOCK
     assert here.read('one') == data
-    # Now nothing is.
+    # A second pull requests nothing.
     here.repo.delete('one')
     result = pull.pull(here.repo, 'one', client)
     assert result.asked_blocks == 0
@@ -135,7 +135,7 @@ def test_only_what_is_missing_comes(there, here, client):
 
 @pytest.mark.usefixtures('small_lots')
 def test_a_block_is_asked_for_once(there, here, client):
-    """Though the image names it often, near by and far away."""
+    """Each block is requested once, however often the image names it."""
     some = [noise(BLOCK, seed) for seed in range(40)]
     order = [0] * 20 + list(range(40)) + [5, 39, 0, 7] * 30 + [0] * 20
     data = b''.join(some[number] for number in order) + some[3][:100]
@@ -224,7 +224,7 @@ def test_it_is_not_there(here, client):
 
 
 def tampered(client, monkeypatch, change):
-    """Let the blocks come through `change(frames)`."""
+    """Pass the received blocks through `change(frames)`."""
     blocks = client.blocks
     monkeypatch.setattr(
         client, 'blocks', lambda *args: change(list(blocks(*args))))
@@ -255,7 +255,7 @@ def shifted(frames):
 
 
 def exchanged(frames):
-    """Two blocks of the image, each in the place of the other."""
+    """Exchange two blocks of the image."""
     frame = frames[0]
     (offset, start, length), *others = frame.places
     plain = (frame.plain[BLOCK:2 * BLOCK] + frame.plain[:BLOCK]
@@ -264,7 +264,7 @@ def exchanged(frames):
 
 
 def short(frames):
-    """A part of a block."""
+    """Send only a part of a block."""
     frame = frames[-1]
     *others, (offset, start, length) = frame.places
     return [*frames[:-1], wire.Frame(
@@ -275,7 +275,7 @@ def short(frames):
 @pytest.mark.parametrize('change', [
     wrong_byte, left_out, twice, shifted, exchanged, short])
 def test_a_peer_that_lies(there, here, client, monkeypatch, change):
-    """An error that names it; and nothing of the image is here."""
+    """A wrong block gives an error that names the peer; nothing is stored."""
     data = noise(100 * BLOCK)
     there.put('one', data)
     with monkeypatch.context() as patch:
@@ -336,7 +336,7 @@ def zeros_without_end():
 
 
 def crumbs():
-    """Blocks of one byte, of which the image has very many."""
+    """Send blocks of one byte, of which the image has very many."""
     table = (bytes(32) + (1).to_bytes(4, 'little')) * 1024
     for number in itertools.count():
         yield wire.RecipeExtent(1024 * number, 1024, 1024, table).pack()
@@ -454,7 +454,7 @@ def test_it_is_killed(there, here, daemon, client):
 
 
 def test_it_was_stored_anew_there(there, here, client, monkeypatch):
-    """The recipe is of one upload, and the blocks of another."""
+    """A pull fails if the image was deleted and stored again meanwhile."""
     there.put('one', noise(100 * BLOCK))
     recipe = client.recipe
 
@@ -507,7 +507,7 @@ def test_the_disk_is_full(there, client, tmp_path):
 
 
 def test_damage_there(there, here, client):
-    """The peer notices it, and nothing is believed to be the image."""
+    """Damage at the peer is an error, and nothing is stored."""
     there.put('one', noise(100 * BLOCK))
     group = repositories.Group(there.path, 1)
     group.data[-100:] = bytes(100)
