@@ -90,7 +90,7 @@ class Cloud:
                     monkeypatch.undo()
 
     def command(self, *arguments, **options):
-        """The command line of `backup run` for all disks."""
+        """Return the command line of `backup run` for all disks."""
         return [
             sys.executable, '-m', 'glance_dedup.cli.entry', '--repository',
             str(self.path), 'backup', 'run', '--local',
@@ -129,7 +129,7 @@ class Cloud:
                 if path.is_file()]
 
     def require_nothing_left(self):
-        """No spool, digests, lock or upload of a run is left (B6)."""
+        """Require that a run left no spool, digests, lock or upload (B6)."""
         assert not self.spooled()
         assert not [path.name for path in self.state.rglob('*.new')]
         for path in self.state.rglob('*.lock'):
@@ -148,7 +148,7 @@ class Cloud:
 
 
 def ranks_of(process):
-    """The process ids of the ranks of mpiexec, by its children."""
+    """Return the process ids of mpiexec's ranks, by its children."""
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*'):
         try:

@@ -37,7 +37,7 @@ class Bucket:
 
     def put(self, key, file):
         file.seek(0)
-        # Snapshots send several objects at once.
+        # Metadata backups send several objects at once.
         new = self._path(f'{key}{_NEW}')
         with open(new, 'wb', buffering=0) as f:
             f.write(file.read())
@@ -85,7 +85,7 @@ class Bucket:
 
 
 def of(repository):
-    """The directory of a repository's objects."""
+    """Return the directory of a repository's objects."""
     return os.path.join(os.path.dirname(repository), 'bucket')
 
 

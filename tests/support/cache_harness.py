@@ -43,7 +43,7 @@ class Link:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold_after(self, more):
-        """Let so many more bytes of the server's through; None: all."""
+        """Let so many more bytes of the server pass; None: all."""
         with self._changed:
             self._limit = None if more is None else self.received + more
             self._changed.notify_all()
@@ -54,7 +54,7 @@ class Link:
                 lambda: self.received >= self._limit, daemons.LIMIT)
 
     def cut(self):
-        """End all connections that there are."""
+        """End all current connections."""
         with self._changed:
             for sock in self._open:
                 with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class TokenServer(glance_server.GlanceServer):
 
     @staticmethod
     def policy():
-        """Glance's own."""
+        """Use Glance's own policy."""
         return ''
 
     def allow(self, **tokens):
@@ -164,11 +164,11 @@ class CacheDaemon(daemons.Daemon):
             f'{name} = {value}\n' for name, value in self.cache.items()))
 
     def counts(self):
-        """The section `cache` of its status."""
+        """Return the section `cache` of its status."""
         return self.status()['cache']
 
     def connect_proxy(self):
-        """A connection to it in the Image service's place."""
+        """Return a connection to its proxy of the Image service."""
         host, _, port = self.cache['listen'].rpartition(':')
         if not host:
             sock = socket.socket(socket.AF_UNIX)

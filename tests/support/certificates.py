@@ -31,7 +31,7 @@ def make_pki(directory):
 
 
 class Authority:
-    """Signs certificates, and writes all that it makes into a directory."""
+    """Signs certificates, and writes them into a directory."""
 
     def __init__(self, directory, name='authority'):
         self.directory = directory
@@ -90,7 +90,7 @@ class Authority:
             subject, key.public_key(), addresses=addresses, days=days), key)
 
     def revoke(self, *paths, days=1):
-        """The path of a file with a list that revokes these certificates.
+        """Return the path of a file with a list that revokes certificates.
 
         :param days: until it must have been renewed
         """

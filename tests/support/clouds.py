@@ -4,12 +4,12 @@
 import json
 import pathlib
 
-#: Its name there.
+#: The cloud's name in the file.
 NAME = 'ops'
 
 
 def write(directory, url):
-    """Write it; returns its path, for OS_CLIENT_CONFIG_FILE.
+    """Write the file; return its path, for OS_CLIENT_CONFIG_FILE.
 
     :param url: the glance-api's
     """

@@ -48,7 +48,7 @@ class ColdRepository:
         self.images[name] = data
 
     def cool(self):
-        """Move all full groups; how many."""
+        """Move all full groups; return their number."""
         self.groups = cool(self.path)
         return len(self.groups)
 
@@ -57,12 +57,12 @@ class ColdRepository:
         forget(self.path)
 
     def slices(self):
-        """The names of the slices that are there."""
+        """Return the names of the cached slices."""
         return {str(path.relative_to(self.path / 'slices'))
                 for path in (self.path / 'slices').glob('*/????????')}
 
     def request(self, number=1, **changes):
-        """The body of a request to dedupd for a group's first slice."""
+        """Return the body of a request to dedupd for a group's first slice."""
         with self.open() as repo:
             repository_id = repo.repository_id
         return json.dumps({
@@ -96,11 +96,11 @@ def forget(path):
 
 
 def gets(faults):
-    """The GETs of objects that the proxy has seen."""
+    """Return the GETs of objects that the proxy has seen."""
     return [path for method, path in faults.seen
             if method == 'GET' and '/g/' in path]
 
 
 def ask(daemon, body):
-    """dedupd's answer to a request for slices."""
+    """Return dedupd's answer to a request for slices."""
     return daemon.request('POST', slice_client.PATH, body)

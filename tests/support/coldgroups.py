@@ -27,7 +27,7 @@ def attach(path):
 
 
 def cool_all(repo):
-    """Make all groups cold that are full and whole; returns their numbers."""
+    """Make all full and whole groups cold; return their numbers."""
     made = []
     with contextlib.closing(_engine.Maintenance(repo.handle())) as engine:
         assert engine.lock()

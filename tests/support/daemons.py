@@ -18,9 +18,9 @@ from glance_dedup.client import daemon_client
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-#: Seconds that anything may take.
+#: Maximum seconds for any operation.
 LIMIT = 60
-#: Seconds that a task may take.
+#: Maximum seconds for a task.
 TASK_LIMIT = 300
 
 
@@ -64,7 +64,7 @@ def read_response(stream, head=False):
 
 
 def raw(method, path, body=None, **headers):
-    """The bytes of a request; underscores in names become hyphens."""
+    """Return the bytes of a request; underscores in names become hyphens."""
     lines = [f'{method} {path} HTTP/1.1', 'Host: x']
     if body is not None:
         headers['Content-Length'] = len(body)
@@ -162,7 +162,7 @@ class Daemon:
         return self
 
     def wait_for(self, condition, limit=LIMIT):
-        """Until a condition is true; errors of sockets are not yet."""
+        """Wait until a condition is true; errors of sockets mean not yet."""
         deadline = time.monotonic() + limit
         while True:
             assert self.process.poll() is None, self.text()
@@ -173,7 +173,7 @@ class Daemon:
             time.sleep(0.02)
 
     def wait_for_catalog(self, role='maintainer', limit=LIMIT):
-        """Until it maintains the repository, or does not."""
+        """Wait until it maintains the repository, or has another role."""
         self.wait_for(lambda: (
             self.status()['daemon']['role'] == role and (
                 role != 'maintainer'
@@ -184,7 +184,7 @@ class Daemon:
         return self.log.read_text()
 
     def stop(self, number=signal.SIGTERM, limit=LIMIT):
-        """End it; returns the exit status, which has to come in time."""
+        """End it; return the exit status, which has to come in time."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(limit)
@@ -222,7 +222,7 @@ class Daemon:
         return sock
 
     def send(self, data, head=False):
-        """Send bytes on a connection of their own; the first response."""
+        """Send bytes on their own connection; return the first response."""
         with self.connect() as sock, sock.makefile('rb') as stream:
             # The response may come, and the connection end, before this.
             with contextlib.suppress(BrokenPipeError):
@@ -237,13 +237,13 @@ class Daemon:
         return self.request('GET', '/v1/status').json()
 
     def memory(self, name='VmRSS'):
-        """Bytes of the process."""
+        """Return the process's memory in bytes."""
         for line in open(f'/proc/{self.process.pid}/status'):
             if line.startswith(f'{name}:'):
                 return int(line.split()[1]) * 1024
 
     def run(self, task, **arguments):
-        """Have a task run, and wait for its end; its status."""
+        """Run a task, and wait for its end; return its status."""
         number = self.request(
             'POST', f'/v1/tasks/{task}',
             json.dumps(arguments).encode()).json()['number']
@@ -257,7 +257,7 @@ class Daemon:
 
 
 def impatient(**intervals):
-    """A program that is the daemon, with other intervals of the scheduler.
+    """Return a daemon program with other intervals of the scheduler.
 
     :param intervals: seconds, by the names of constants and of tasks
     """
@@ -281,7 +281,7 @@ sys.exit(daemon.main())
 
 @contextlib.contextmanager
 def running(repository, directory=None, **options):
-    """A daemon that serves, and has its catalog."""
+    """Run a daemon that serves, and has its catalog."""
     with Daemon(repository, directory, **options) as daemon:
         daemon.start().wait_for_catalog()
         yield daemon
@@ -333,7 +333,7 @@ def scripted(path, behave):
 
 
 def answer(body=b'', status=200, **headers):
-    """An answer's bytes; a header of None is left out."""
+    """Return an answer's bytes; a header of None is left out."""
     headers.setdefault('Content_Length', len(body))
     lines = [f'HTTP/1.1 {status} Because'] + [
         f'{name.replace("_", "-")}: {value}'

@@ -16,8 +16,8 @@ LIMIT = 60   # seconds for any command
 
 MIB = 1 << 20
 
-#: How a file system is made, how large at least, and how it is mounted. The
-#: second of each is one with few inodes.
+#: The command, the minimum size and the mount options of each kind. The second
+#: triple has few inodes.
 KINDS = {
     'ext4': ((['mkfs.ext4', '-q', '-F', '-m', '0'], 48 * MIB, 'loop'),
              (['mkfs.ext4', '-q', '-F', '-m', '0', '-N', '256'], 48 * MIB,
@@ -42,7 +42,7 @@ def _run(*command):
 
 @contextlib.contextmanager
 def mounted(directory, kind, few_inodes=False):
-    """A file system of one of KINDS; its root.
+    """Mount a file system of one of KINDS; yield its root.
 
     :param directory: an empty one, for the image and the mount point
     """
@@ -67,7 +67,7 @@ def mounted(directory, kind, few_inodes=False):
 
 
 def fill_bytes(root):
-    """Leave not one block; the file to be removed for room."""
+    """Fill every block; return the file to remove for space."""
     path = root / 'filling'
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
@@ -91,7 +91,7 @@ def fill_bytes(root):
 
 
 def fill_inodes(root):
-    """Leave not one inode; the files to be removed for room."""
+    """Fill every inode; return the files to remove for space."""
     paths = []
     with contextlib.suppress(OSError):
         while True:

@@ -112,9 +112,9 @@ def commands(block: Block) -> list[Command]:
 
 
 def literals(file: pathlib.Path) -> list[str]:
-    """The inline literals of a page, each on one line."""
+    """Return the inline literals of a page, each on one line."""
     text = file.read_text()
     for block in blocks(file):
-        # Two colons of a block's text are none of ours.
+        # Two colons in a block's text are not markup.
         text = text.replace(textwrap.indent(block.text, '   '), '')
     return [' '.join(found.split()) for found in _LITERAL.findall(text)]

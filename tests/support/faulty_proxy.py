@@ -8,7 +8,7 @@ from http import server
 import threading
 import time
 
-#: Seconds that an upstream server may take.
+#: Maximum seconds for an upstream server.
 LIMIT = 60
 
 
@@ -42,14 +42,14 @@ class Faults:
         self.most = 0
 
     def plan(self, *faults, methods=('GET', 'PUT', 'HEAD', 'DELETE')):
-        """The faults of the next requests that have these methods."""
+        """Set the faults of the next requests that have these methods."""
         with self._lock:
             self._next = list(faults)
             self._methods = methods
 
     @contextlib.contextmanager
     def held(self):
-        """Hold the requests that come until this ends, or for a minute."""
+        """Hold incoming requests until the block ends, or for a minute."""
         self._go_on.clear()
         try:
             yield
@@ -65,7 +65,7 @@ class Faults:
             self.seen.append((method, path))
             if self.always is not None:
                 return self.always
-            # Logging in is no request for an object.
+            # A login is no request for an object.
             if (not self._next or method not in self._methods
                     or path.startswith('/auth/')):
                 return None
@@ -73,7 +73,7 @@ class Faults:
 
     @contextlib.contextmanager
     def under_way(self, method):
-        """While a request is served."""
+        """Count a request while it is served."""
         with self._lock:
             self._under_way += method == 'GET'
             self.most = max(self.most, self._under_way)
@@ -141,7 +141,8 @@ class _Handler(server.BaseHTTPRequestHandler):
             length = len(body)
         self.send_header('Content-Length', length)
         if self.close_connection:
-            # Else a client may send its next request before it sees the end.
+            # Otherwise a client may send its next request before it sees the
+            # end.
             self.send_header('Connection', 'close')
         self.end_headers()
         if self.command != 'HEAD':
@@ -150,18 +151,18 @@ class _Handler(server.BaseHTTPRequestHandler):
     # -- faults --
 
     def truncate(self, body):
-        """Half of the answer's body, and then the end."""
+        """Send half of the answer's body, and then the end."""
         status, headers, found = self.ask(body)
         self.close_connection = True
         self.answer(status, headers, found, found[:len(found) // 2])
 
     def shorten(self, body):
-        """Half of the answer's body, as if it were all."""
+        """Send half of the answer's body, as if it were all."""
         status, headers, found = self.ask(body)
         self.answer(status, headers, found[:len(found) // 2])
 
     def lengthen(self, body):
-        """More than there is."""
+        """Send more than the answer's body."""
         status, headers, found = self.ask(body)
         self.answer(status, headers, found + found)
 
@@ -173,16 +174,16 @@ class _Handler(server.BaseHTTPRequestHandler):
         self.answer(status, headers, found)
 
     def spoil(self, body):
-        """Send another byte on to the server."""
+        """Change one byte on the way to the server."""
         self.answer(*self.ask(bytes((body[0] ^ 1, *body[1:]))))
 
     def repeat(self, body):
-        """Do it twice, and answer as to the second time."""
+        """Send the request twice, and return the second answer."""
         self.ask(body)
         self.answer(*self.ask(body))
 
     def forget(self, body):
-        """Do it, and close the connection without an answer."""
+        """Send the request on, and close the connection without an answer."""
         self.ask(body)
         self.close_connection = True
 
@@ -234,7 +235,7 @@ class FaultyProxy(server.ThreadingHTTPServer):
         self.url = f'http://127.0.0.1:{self.server_port}'
 
     def handle_error(self, request, client_address):
-        """A client that left is none of ours."""
+        """Ignore the error: a client that left causes it."""
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, daemon=True,

@@ -28,7 +28,7 @@ class Field(typing.NamedTuple):
 
 @functools.cache
 def tables() -> dict[str, tuple[Field, ...]]:
-    """The rows of all tables, by file and table: ``recipe.HEADER``."""
+    """Return the rows of all tables, by file and table: ``recipe.HEADER``."""
     return {f'{path.stem}.{name}': tuple(
         Field(kind, int(offset), int(size), member)
         for kind, offset, size, member in _ROW.findall(rows))
@@ -37,7 +37,7 @@ def tables() -> dict[str, tuple[Field, ...]]:
 
 
 def span(table: str, member: str) -> slice:
-    """Return the bytes of a field; of a text, not its length."""
+    """Return the bytes of a field; of a text, without its length."""
     field, = (field for field in tables()[table]
               if field.member == member and field.kind != 'LENGTH')
     return slice(field.offset, field.offset + field.size)

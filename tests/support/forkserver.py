@@ -80,9 +80,9 @@ _PLAIN = re.compile(r'(C|POSIX|.*\.UTF-8|)$')
 _OURS = re.compile(r'^\s*(from|import) (dedupd|glance_dedup\.cli)\b',
                    re.MULTILINE)
 _SET_CHILD_SUBREAPER = 36   # of <linux/prctl.h>
-#: Bytes that a program's arguments, or its environment, may take to be shown.
+#: Maximum bytes of a program's arguments, or its environment, to be shown.
 _ROOM = 1 << 14
-#: In /proc/PID/stat behind the name: where both begin.
+#: In /proc/PID/stat after the name: the start of both.
 _ARGUMENTS_START, _ENVIRONMENT_START = 45, 47
 #: Bytes of a request, which is one message; a longer command is executed.
 _MAX_LENGTH = 100_000
@@ -161,7 +161,7 @@ class Popen(_real):
 
 
 class _Server:
-    """The server of a family in this process, as its parent sees it."""
+    """The server of a family in this process, from its parent's side."""
 
     def __init__(self, family):
         self.owner = os.getpid()

@@ -28,7 +28,7 @@ def _zeros(data: bytes, start: int) -> int:
 
 def lengths(data: bytes, minimum: int, average: int,
             maximum: int) -> Iterator[int]:
-    """The lengths of the blocks of an image."""
+    """Return the lengths of the blocks of an image."""
     start = 0
     while start < len(data):
         most = min(maximum, len(data) - start)

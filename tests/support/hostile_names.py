@@ -38,7 +38,7 @@ from glance_dedup.repository import repo_parameters
 from tests.support import maintenance
 from tests.support import repositories
 
-#: Of another user, where there can be one.
+#: These belong to another user, if there can be one.
 FOREIGN = 65531
 
 NAMES = ('repository.json', 'key', 'fence', 'catalog-reserve',

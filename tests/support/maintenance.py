@@ -37,7 +37,7 @@ def create(tmp_path, **parameters):
 
 
 def content(*seeds, blocks=10):
-    """Some blocks for each seed; the same seed, the same blocks."""
+    """Return some blocks for each seed; the same seed, the same blocks."""
     return b''.join(noise(blocks * BLOCK, seed) for seed in seeds)
 
 
@@ -67,7 +67,7 @@ def scattered(*seeds, pages=4):
 
 
 def blocks_of(repo, image_id):
-    """The addresses that a recipe names, each as often as it does."""
+    """Return the addresses that a recipe names, with repetition."""
     with openimages.Image(
             repo.handle().open_image(image_id, None), repo) as image:
         return [(extent.group, extent.slot + i) for extent in image.extents()
@@ -90,13 +90,13 @@ def counts(catalog, groups=range(1, 100)):
 
 
 def states(path, group):
-    """The states of a group's slots."""
+    """Return the states of a group's slots."""
     file = repositories.Group(path, group)
     return [file.state(slot) for slot in range(file.slots)]
 
 
 def live_slots(path):
-    """The addresses of all blocks that live."""
+    """Return the addresses of all live blocks."""
     return {(group, slot) for group in groups(path)
             for slot, state in enumerate(states(path, group))
             if state == LIVE}
@@ -125,7 +125,7 @@ def require_counted(maintainer):
 
 
 def require_collected(maintainer):
-    """Besides, there is no published block that no image needs.
+    """Require, too, that each published block is in use by an image.
 
     The tail that a killed writer left stays until the next one judges it
     (N7.3).
@@ -147,7 +147,7 @@ def require_contents(repo, model):
 
 
 def disk(path):
-    """Bytes that groups and recipes take of the disk."""
+    """Return the bytes that groups and recipes take of the disk."""
     return sum(entry.stat().st_blocks * 512
                for name in ('groups', 'images', 'spool')
                for entry in os.scandir(os.path.join(path, name)))
@@ -163,7 +163,7 @@ _WRAPPED = (_engine.Recipe, _engine.Group, _engine.Rewriting)
 
 
 class Watched:
-    """Stands for an object of the engine, or the catalog.
+    """Wraps an object of the engine, or the catalog.
 
     `hook(name, arguments, before)` is called before and after each call.
     """
@@ -197,7 +197,7 @@ def _real(part):
 
 
 def set_engine(maintainer, engine):
-    """Give a maintainer, and its parts, something for the engine."""
+    """Replace the engine of a maintainer, and of its parts."""
     for part in (maintainer._fence, maintainer.recipes, maintainer.unreadable):
         part._engine = engine
     maintainer.engine = engine
@@ -216,7 +216,7 @@ def unwatch(maintainer):
 
 
 class Log:
-    """A hook that keeps the names of the calls that were made."""
+    """A hook that records the names of the calls."""
 
     def __init__(self):
         self.calls = []
@@ -282,7 +282,7 @@ def _maintainer(repo, deadline):
 
 @contextlib.contextmanager
 def maintaining(repo, hook=None, wait=0):
-    """A maintainer of the repository.
+    """Run a maintainer of the repository.
 
     :param wait: seconds; the locks of the last one on another host may fall a
         moment after it closed them

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The dashboard and the rules, and which metrics they name."""
+"""The dashboard and the rules, and the metrics that they name."""
 
 import functools
 import json
@@ -31,24 +31,24 @@ def panels():
 
 
 def targets():
-    """The queries of all panels."""
+    """Return the queries of all panels."""
     return [target for panel in panels() for target in panel['targets']]
 
 
 def filled(query):
-    """A query as Grafana sends it when everything is selected."""
+    """Return a query as Grafana sends it when everything is selected."""
     for name, value in _VARIABLES.items():
         query = query.replace(name, value)
     return query
 
 
 def names_in(text):
-    """The daemon's metrics that a text names."""
+    """Return the daemon's metrics that a text names."""
     return set(_NAME.findall(text))
 
 
 def published_names():
-    """The metrics that the source names, as Prometheus shows them."""
+    """Return the metrics that the source names, in Prometheus' form."""
     found = re.findall(r"'(dedupd_\w+)'",
                        pathlib.Path(metrics.__file__).read_text())
     tables = [name for table in (

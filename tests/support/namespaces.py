@@ -2,8 +2,8 @@
 
 """Namespaces of mounts and of processes, for programs that need their own.
 
-All that is started there ends with the namespace of processes, and all that is
-mounted goes with that of mounts.
+All of their processes end with the namespace of processes, and all mounts go
+with that of mounts.
 """
 
 import pathlib
@@ -37,7 +37,7 @@ class Namespaces:
         self.enter = ('nsenter', '--target', child, '--mount', '--pid', '--')
 
     def close(self) -> None:
-        """End all that runs there; the mounts go with it."""
+        """End all processes there; the mounts go with them."""
         self._holder.stdin.close()
         self._holder.wait(_SECONDS)
         self._holder.stdout.close()

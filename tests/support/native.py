@@ -28,7 +28,7 @@ RUN_TIMEOUT = 240    # and of one program
 
 
 def execute(command, timeout):
-    """Return the exit status, and all that was printed."""
+    """Return the exit status and the output."""
     result = subprocess.run(
         [str(part) for part in command], cwd=TOP, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -70,7 +70,7 @@ def processor_seconds():
 
 
 def run(command, timeout=RUN_TIMEOUT):
-    """Run a program; the exit status, and all that it printed."""
+    """Run a program; return the exit status and the output."""
     before = processor_seconds()
     try:
         status, output = execute([command], timeout)
@@ -79,7 +79,7 @@ def run(command, timeout=RUN_TIMEOUT):
             # than this kernel's.
             status, output = execute(['setarch', '-R', command], timeout)
     except subprocess.TimeoutExpired as exc:
-        # A few seconds may be all that a busy machine had for it.
+        # A busy machine may have given it only a few seconds.
         said = (exc.stdout or b'').decode(errors='replace')
         pytest.fail(f'{command} did not end in {timeout} s, of which it had a '
                     f'processor for {processor_seconds() - before:.1f} s.\n'

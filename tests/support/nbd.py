@@ -42,7 +42,7 @@ REQUEST, SIMPLE, CHUNK = 0x25609513, 0x67446698, 0x668e33ef
 
 
 def need(program):
-    """Programs of the distribution are there, or a test fails."""
+    """Fail a test if programs of the distribution are missing."""
     assert shutil.which(program), f'{program} is missing: see bindep.txt, test'
 
 
@@ -111,7 +111,7 @@ class Session:
             '>II', option, len(data) if length is None else length), data)
 
     def option(self, option, data=b''):
-        """Replies as (kind, data); the last is ACK or an error."""
+        """Return replies as (kind, data); the last is ACK or an error."""
         self.send_option(option, data)
         replies = []
         while not replies or not (replies[-1][0] == ACK
@@ -123,7 +123,7 @@ class Session:
         return replies
 
     def go(self, name, structured=True, status=True):
-        """Into transmission."""
+        """Enter the transmission phase."""
         self.haggle()
         if structured:
             assert self.option(STRUCTURED) == [(ACK, b'')]
@@ -278,8 +278,8 @@ class Link:
 def compute_host(place, **images):
     """A daemon with NBD in the mode `cache`, which holds nothing yet.
 
-    It shows the storing host's daemon an operator's certificate. Gives it,
-    and the link between the two.
+    It shows the storing host's daemon an operator's certificate. Gives it, and
+    the link between the two.
 
     :param images: of the storing host: bytes, or the path of a file
     """

@@ -20,9 +20,9 @@ import time
 
 import pytest
 
-#: Where each host has a directory of its own.
+#: Path of each host's own directory.
 OWN = pathlib.Path('/mnt')
-#: Seconds that a command may take.
+#: Maximum seconds for a command.
 LIMIT = 120
 
 _NETWORK = '10.77.0'
@@ -175,7 +175,7 @@ class Host:
 
 
 def require_hosts():
-    """Skip a test where there can be none."""
+    """Skip a test if hosts cannot be made."""
     for program in ('ip', 'nsenter', 'ssh', 'ssh-keygen', 'unshare'):
         if shutil.which(program) is None:
             pytest.skip(f'{program} is not installed')

@@ -27,7 +27,7 @@ def proxy(server):
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    """No waits between tries."""
+    """Do not wait between attempts."""
     monkeypatch.setattr(object_store, 'FIRST_WAIT', 0.001)
 
 

@@ -24,14 +24,14 @@ from tests.support import ports
 from tests.support import repositories
 from tests.support import swift_server
 
-#: Seconds that a server may take to start.
+#: Maximum seconds for a server's start.
 LIMIT = 120
 
 
 class Server:
     """Processes that run from ``start`` to ``stop``, with one log."""
 
-    #: The bucket or container.
+    #: Name of the bucket or container.
     container = 'cold'
 
     def __init__(self, directory):

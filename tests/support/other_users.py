@@ -65,7 +65,7 @@ def require_it(path):
 
 
 def command_line(path):
-    """The command's own words go to stderr."""
+    """The command's own output goes to stderr."""
     status = entry.main(['--repository', path, '--socket', '', 'image',
                          'list'])
     assert status == 0, f'exit status {status}'
@@ -78,7 +78,7 @@ COMMANDS = {name.replace('_', '-'): function for name, function in (
 
 
 def run(path, *commands, uid=None, gid=0, umask=0o022):
-    """The answers of another process to some commands."""
+    """Return the answers of another process to some commands."""
     done = subprocess.run(
         [sys.executable, '-m', 'tests.support.other_users',
          str(os.geteuid() if uid is None else uid), str(gid), oct(umask),

@@ -34,7 +34,7 @@ class Podman:
             '--storage-driver', 'overlay')
 
     def close(self) -> None:
-        """End all that runs there."""
+        """End all processes there."""
         self._namespaces.close()
         subprocess.run(
             ['find', '/sys/fs/cgroup', '-depth', '-type', 'd', '-path',
@@ -43,7 +43,7 @@ class Podman:
 
     def attempt(self, *command: object, **environment: str
                 ) -> subprocess.CompletedProcess:
-        """Run a program; as ``podman``, it is this one."""
+        """Run a program; the name ``podman`` means this podman."""
         program, *arguments = map(str, command)
         result = subprocess.run(
             [*self._namespaces.enter,
@@ -60,7 +60,7 @@ class Podman:
         return result.stdout
 
     def why_not(self, directory: pathlib.Path) -> str:
-        """Why no container of this machine's files starts: '' if one does.
+        """Return why no container of this host starts: '' if one does.
 
         :param directory: an empty one, for the container's root
         """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Stop processes, so that nothing of them runs any more."""
+"""Stops processes completely, with all of their threads."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ def _wait(pids):
 
 
 def _states(pid):
-    """The state of each thread of a process: a letter, see proc(5)."""
+    """Return the state of each thread of a process: a letter, see proc(5)."""
     with contextlib.suppress(FileNotFoundError):
         for task in pathlib.Path(f'/proc/{pid}/task').iterdir():
             if fields := _fields(task):

@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 def option(path):
-    """QEMU's option for a monitor at a socket."""
+    """Return QEMU's option for a monitor at a socket."""
     return '-qmp', f'unix:{path},server=on,wait=off'
 
 

@@ -53,7 +53,7 @@ class Relay:
         return f'http://{self.listen}'
 
     def launch(self, *passed):
-        """Start it, with descriptors that are passed to it."""
+        """Start the relay with some passed descriptors."""
         command = [*self.program, '--config-file', str(self._cache.config)]
         if passed:
             command = ['-c', _PASSING, ','.join(map(str, passed)), *command]
@@ -89,13 +89,13 @@ class Relay:
         return lambda: self.text()[before:]
 
     def memory(self, name='VmHWM'):
-        """Bytes of the process."""
+        """Return the process's memory in bytes."""
         for line in open(f'/proc/{self.process.pid}/status'):
             if line.startswith(f'{name}:'):
                 return int(line.split()[1]) * 1024
 
     def stop(self, number=signal.SIGTERM):
-        """End it; returns the exit status, which has to come in time."""
+        """End it; return the exit status, which has to come in time."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(daemons.LIMIT)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sending images to a receiver that is no daemon, step by step."""
+"""Sends images to a receiver that is no daemon, step by step."""
 
 import contextlib
 import types
@@ -29,7 +29,7 @@ class Sending:
             self.header.block_size))
 
     def frames(self, ranges):
-        """Bodies that together have the blocks of ranges."""
+        """Yield bodies that together have the blocks of ranges."""
         while ranges:
             frames, end = self.image.frames(ranges)
             ranges = wire.rest_of(ranges, end)

@@ -40,7 +40,7 @@ LIVE, VOID, FREED, DAMAGED = 1, 2, 3, 4
 POISONED = 1
 
 
-# Commands that open the repository before they need anything else.
+# Commands that open the repository before any other step.
 COMMANDS = (
     'image copy image other', 'image delete image', 'image get image -',
     'image list', 'image mark-lost image --yes', 'image put other /dev/null',
@@ -55,12 +55,12 @@ COMMANDS = (
 # -- contents -----------------------------------------------------------------
 
 def noise(length, seed=1):
-    """Bytes that neither compress nor repeat."""
+    """Return bytes that neither compress nor repeat."""
     return random.Random(seed).randbytes(length)
 
 
 def mixture(length, seed=1, unit=4096):
-    """Something like a disk image: noise, text, repetition and zeros."""
+    """Return data like a disk image's: noise, text, repetition and zeros."""
     rng = random.Random(seed)
     data = bytearray()
     while len(data) < length:
@@ -81,7 +81,7 @@ def mixture(length, seed=1, unit=4096):
 # -- repositories -------------------------------------------------------------
 
 def create(path, **parameters):
-    """A repository; also with the digest that only tests may choose."""
+    """Create a repository; also with the digest that only tests may choose."""
     weak = parameters.get('fingerprint') == 'weak-8'
     if weak:
         parameters['fingerprint'] = 'xxh3-128'
@@ -137,7 +137,7 @@ def spool(path, kind='T'):
 
 
 def require_clean(path):
-    """Let the second implementation of the format judge the repository."""
+    """Require that the checker, the second implementation, finds no fault."""
     from glance_dedup.check import checker
     report = checker.check(path)
     damage = [str(f) for f in report.findings if f.severity == checker.DAMAGE]
@@ -162,7 +162,7 @@ def group_path(path, number):
 
 
 class Group:
-    """A group's file, to be read and edited."""
+    """A group's file, which can be read and edited."""
 
     RECORD = struct.Struct('<QQIIQ')
     ENTRY = struct.Struct('<32sQIQ')
@@ -182,7 +182,7 @@ class Group:
     # Published records, as [sequence, generation, count, flags, end].
 
     def records(self):
-        """The valid ones, the newest first."""
+        """Return the valid records, the newest first."""
         found = []
         for at in (512, 1024):
             checksum, = struct.unpack_from('<Q', self.data, at + 504)
@@ -218,14 +218,14 @@ class Group:
         return bytes(self.data[at:at + 56])
 
     def entry(self, slot):
-        """(fingerprint, checksum, segment, place)"""
+        """Return (fingerprint, checksum, segment, place)."""
         return self.ENTRY.unpack_from(self.data, self.entry_offset(slot))
 
     def state(self, slot):
         return self.entry(slot)[3] >> 61
 
     def list_size(self, segment):
-        """Bytes of the list of slots that a segment has; 0: it has none."""
+        """Return the bytes of a segment's list of slots; 0: it has none."""
         layout, blocks = struct.unpack_from('<BH', self.data, segment + 5)
         return 2 * blocks if self.data[8] >= 2 and layout == 1 else 0
 
@@ -240,7 +240,7 @@ class Group:
         self.data[at:at + 56] = raw + struct.pack('<I', low)
 
     def used(self):
-        """Slots up to the last that is not empty."""
+        """Return the number of slots up to the last that is not empty."""
         last = 0
         for slot in range(self.slots):
             if self.raw_entry(slot) != bytes(56):
@@ -287,7 +287,7 @@ def group_lock_held(path, byte):
 
 
 def image_lock_byte(image_id):
-    """The byte of ``locks/images`` that is an image's lock."""
+    """Return the byte of ``locks/images`` that is an image's lock."""
     return xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
 
 
@@ -303,7 +303,7 @@ def holding(path, *bytes_, shared=False):
 
 @contextlib.contextmanager
 def collector_in(path, *groups):
-    """Be the maintainer: lease and exclusive lock of groups."""
+    """Hold the maintainer's lease and exclusive lock of groups."""
     wanted = [byte for group in groups
               for byte in (group, SHARE_BYTE + group)]
     with holding(pathlib.Path(path) / 'locks' / 'groups', *wanted):
@@ -347,7 +347,7 @@ def fork_child(function, unnoticed=False):
 
 
 def wait_for_child(child, timeout=60):
-    """The function's result; an exception of its own kind if it failed."""
+    """Return the function's result; raise an exception if it failed."""
     pid, reading = child
     data = b''
     deadline = time.monotonic() + timeout
@@ -381,7 +381,7 @@ def in_child(function, timeout=60, unnoticed=False):
 
 
 def as_user(uid, function):
-    """A function that changes to another user first."""
+    """Return a function that changes to another user first."""
     def run():
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -401,7 +401,7 @@ def eventually(condition, timeout=60, failure='it did not come about'):
 
 @contextlib.contextmanager
 def small_disk(path, size):
-    """A tmpfs of so many bytes on `path`."""
+    """Mount a tmpfs of so many bytes on `path`."""
     if os.geteuid() != 0:
         pytest.skip('mounting needs root')
     path.mkdir()
@@ -417,7 +417,7 @@ def small_disk(path, size):
 
 
 def fill_disk(path):
-    """Leave no room; returns the file to be unlinked."""
+    """Leave no space; return the file to be unlinked."""
     file = path / 'filling'
     with open(file, 'wb', buffering=0) as f:
         with contextlib.suppress(OSError):

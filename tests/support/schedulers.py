@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A scheduler that maintains a repository, for the time of a test."""
+"""A scheduler that maintains a repository during a test."""
 
 import contextlib
 import time

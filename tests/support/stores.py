@@ -45,7 +45,7 @@ def configure(tmp_path):
                 values.setdefault('dedup_store_filter_dir', tmp_path)
                 values.setdefault('dedup_store_filter_mib', 1)
             for name, value in values.items():
-                if value is ...:  # as the configuration file has it
+                if value is ...:  # the configuration file's value
                     continue
                 value = str(value) if isinstance(value, os.PathLike) else value
                 config.config(group=group, **{name: value})
@@ -100,7 +100,7 @@ def options(store):
 
 
 def assert_nothing_left(store, image_id='image'):
-    """No image, no transaction: the same id can be stored again."""
+    """Require no image and no transaction: the id can be used again."""
     assert repo(store).images() == []
     assert os.listdir(os.path.join(repo(store).path, 'spool')) == []
     url = add(b'again', image_id)[0]

@@ -38,7 +38,7 @@ def set_feature(repository, name):
 
 
 def create(repository, name, size, part_size=1 << 20):
-    """A volume of zeros, in the scope of all."""
+    """Create a volume of zeros, in the scope of all."""
     parameters = json.loads((repository / 'repository.json').read_text())
     set_feature(repository, 'volumes')
     directory = repository / 'volumes' / name
@@ -60,7 +60,7 @@ def create(repository, name, size, part_size=1 << 20):
 
 
 class Server:
-    """``glance-dedup volume serve`` of one volume.
+    """A process ``glance-dedup volume serve`` of one volume.
 
     :param place: for the socket and the log
     :param before: Python that its process runs first
@@ -107,7 +107,7 @@ class Server:
         return self.log.read_text()
 
     def end(self, signal_number):
-        """End it; its exit status."""
+        """End it; return its exit status."""
         process, self.process = self.process, None
         process.send_signal(signal_number)
         try:
@@ -116,9 +116,9 @@ class Server:
             process.kill()
 
     def stop(self):
-        """End it well, with a last checkpoint."""
+        """Stop it properly, with a last checkpoint."""
         assert self.end(signal.SIGTERM) == 0, self.text()
-        # A server that could not make it, or not in time, ends with 0, too.
+        # A server whose checkpoint fails, or is late, ends with 0, too.
         assert 'last checkpoint' not in self.text(), self.text()
 
     def kill(self):

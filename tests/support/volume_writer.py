@@ -71,7 +71,7 @@ class Volume:
         os.chmod(path, 0o600)
 
     def recipe(self, part: int | None, edition: int = 0) -> str:
-        """The id of an edition; without a part, of the base."""
+        """Return the id of a part's recipe; without a part, of the base."""
         what = 'base_0' if part is None else f'{part}_{edition}'
         return f'v_{self.id.hex()}_{what}'
 
@@ -80,7 +80,7 @@ class Volume:
 
 
 class Journal:
-    """A journal as it is to be; `save` writes it.
+    """A journal with given content; `save` writes it.
 
     :ivar ends: where each record ends, the head's end first
     """

@@ -107,7 +107,7 @@ def _run(*command, **options):
 
 
 def _module(tree, name):
-    """A module's content; None if the kernel has it built in."""
+    """Return a module's content; None if the kernel has it built in."""
     for path in tree.rglob('*.ko*'):
         if path.name.partition('.')[0].replace('-', '_') == name:
             data = path.read_bytes()
@@ -144,7 +144,7 @@ def _add_program(name, root):
 
 
 def build(place):
-    """The files of a kernel and an initramfs, made below a directory."""
+    """Make the files of a kernel and an initramfs below a directory."""
     kernel, initramfs = place / 'vmlinuz', place / 'initramfs'
     nbd.need('cpio')
     packages = disk_images.images().raw.parent.glob('*.deb')
@@ -175,7 +175,7 @@ def build(place):
 
 
 def clone_formatted(repository, place, kind, size):
-    """A volume, disk, that begins as an image with an empty file system."""
+    """Make a volume, disk, from an image with an empty file system."""
     image = place / 'image'
     with open(image, 'wb') as f:
         f.truncate(size)
@@ -245,7 +245,7 @@ class Guest:
         return f'guest: sectors {count}\n' in self.text()
 
     def wait_for(self, condition):
-        """Until a condition is true, while the guest runs without errors."""
+        """Wait for a condition, while the guest runs without errors."""
         deadline = time.monotonic() + LIMIT
         while not condition():
             self.require_healthy()
@@ -253,7 +253,7 @@ class Guest:
             time.sleep(0.05)
 
     def require_healthy(self):
-        """Fail if it has ended, or has found something wrong."""
+        """Fail if the guest has ended, or has found an error."""
         assert self.process.poll() is None and 'FAILED' not in self.text(), (
             self._all_text())
 
