@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/cloud, once everything is installed."""
+"""The program of tools/cloud, once everything is installed."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from tests.cloud import local_cloud
 from tests.cloud import tempest_run
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-#: Which of tempest's tests are about images.
+#: Those of tempest's tests that are about images.
 REGEX = r'^tempest\.api\.image'
 
 
@@ -26,7 +26,7 @@ def say(text):
 
 
 def near(path):
-    """A path as one would type it here."""
+    """Return a path as a user would type it here."""
     with contextlib.suppress(ValueError):
         return path.relative_to(pathlib.Path.cwd())
     return path
@@ -46,7 +46,7 @@ def alone(cloud):
 
 
 def install(environments):
-    """Make the environments of services that are not there yet."""
+    """Make the missing environments of services."""
     with subprocess.Popen([
             'bash', '-c', '. "$1"; shift; need_services "$@"', 'tools/cloud',
             TOP / 'tools' / 'lib.sh', *environments],

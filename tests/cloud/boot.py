@@ -27,7 +27,7 @@ UP = re.compile(r'^glance-dedup: up: (?P<md5>[0-9a-f]{32}) '
                 r'(?P<state>(?P<boots>[0-9]+) (?P<message>.*?))\r?$',
                 re.MULTILINE)
 FAILED = re.compile(r'^glance-dedup: FAILED: .*?(?=\r?$)', re.MULTILINE)
-# uWSGI's line about an answer, which is written when the last byte is out.
+# uWSGI's line about an answer, which is written after the last byte.
 _DOWNLOAD = r'GET /v2/images/{}/file => generated (\d+) bytes in (\d+) msecs'
 
 
@@ -35,7 +35,7 @@ class Shown(NamedTuple):
     """Output on the console of a server that is up."""
 
     message: str
-    #: how often its disk was started
+    #: number of starts of its disk
     boots: int
 
 
@@ -47,7 +47,7 @@ class Download(NamedTuple):
 
 
 def upload(connection, path, name, disk_format='raw', store=None):
-    """An image of a file; its id.
+    """Upload an image from a file; return its id.
 
     :param store: of Glance's; the default store if not given
     """
@@ -72,7 +72,7 @@ def upload(connection, path, name, disk_format='raw', store=None):
 
 
 def create(connection, image, name, host=None):
-    """A server of an image, without networks; its id, before it runs.
+    """Create a server of an image, without networks; return its id.
 
     :param host: the compute host, which only `admin` may choose
     """
@@ -131,7 +131,7 @@ def wait_until_up(connection, server):
 
 
 def snapshot(connection, server, name):
-    """An image of a server's disk, when Glance has all of it; its id."""
+    """Take an image of a server's disk; return its id once it is complete."""
     image = connection.compute.create_server_image(server, name)
     deadline = time.monotonic() + IMAGE_TIMEOUT
     while True:

@@ -53,9 +53,9 @@ class Service:
         of its own; that of all others if not given
     """
 
-    #: In the cloud, in messages and in names of files.
+    #: Its name in the cloud, in messages and in names of files.
     name = None
-    #: The services that have to run when it starts.
+    #: The services that have to run before it starts.
     needs = ()
     #: The needed services that are on the same host.
     beside = ()
@@ -75,7 +75,7 @@ class Service:
         self.cloud = cloud
         self.host = host
         if host is None:
-            # Theirs is the link on which it listens.
+            # It listens on the hosts' links, so it needs them.
             self.needs = (*self.needs, *cloud.state.hosts)
         else:
             self.needs = (*self.needs, host.name)
@@ -89,10 +89,10 @@ class Service:
     # -- attributes of each service -------------------------------------------
 
     def prepare(self):
-        """Once in a cloud's life, before the first start."""
+        """Prepare it once in a cloud's life, before the first start."""
 
     def furnish(self):
-        """Once in a cloud's life, when it first answers."""
+        """Set it up once in a cloud's life, at its first answer."""
 
     def launch(self):
         """Write the configuration and start processes, with `spawn`."""
@@ -110,12 +110,12 @@ class Service:
     # -- attributes of all services -------------------------------------------
 
     def there(self, name):
-        """The name of another service, on the same host."""
+        """Return the name of another service, on the same host."""
         return f'{self.host.name}/{name}' if self.host else name
 
     @property
     def port(self):
-        """Chosen at the first use, and the same for the cloud's life."""
+        """Return a port, chosen once for the cloud's life."""
         return self.cloud.state.port(self.name)
 
     @property
@@ -169,7 +169,7 @@ class Service:
             raise CloudError(self._complaint(exc, begin)) from exc
 
     def step(self, method):
-        """Return the name under which it is recorded that this was done."""
+        """Return the name under which this step is recorded as done."""
         return f'{self.name} {method.__name__}'
 
     def _once(self, step):
@@ -220,7 +220,7 @@ class Service:
 
     @property
     def prefix(self):
-        """The root of the Python environment that it runs from."""
+        """Return the root of the Python environment that it runs from."""
         return (environment(self.environment_name) if self.environment_name
                 else pathlib.Path(sys.prefix))
 
@@ -277,7 +277,7 @@ class Service:
         }
 
     def wait_for(self, condition):
-        """Until it is true; an error is not yet."""
+        """Wait until a condition is true; an error means not yet."""
         deadline = time.monotonic() + START_TIMEOUT
         last, pause = '', POLL
         while True:
@@ -308,7 +308,7 @@ class Service:
         return 'does not answer'
 
     def write(self, name, sections):
-        """A configuration file in the format of oslo.config; its path."""
+        """Write a configuration file as oslo.config's; return its path."""
         path = self.etc / name
         path.write_text(glance_server.ini(sections))
         path.chmod(0o600)
@@ -350,12 +350,12 @@ class WsgiService(Service):
 
 
 def path():
-    """PATH with the directories of daemons, which users may not have."""
+    """Return PATH with the directories of daemons, which users may lack."""
     return os.environ['PATH'] + ':/usr/sbin:/sbin'
 
 
 def find(program, package):
-    """The path of a program that a package of the system has."""
+    """Return the path of a program that a package of the system has."""
     found = shutil.which(program, path=path())
     if found is None:
         raise CloudError(f'{program} is missing.\nWhat to do: install the '
@@ -364,14 +364,14 @@ def find(program, package):
 
 
 def version(prefix, distribution):
-    """The version of a distribution in the environment at `prefix`."""
+    """Return the version of a distribution in the environment at `prefix`."""
     packages = sysconfig.get_path('purelib', vars={'base': str(prefix)})
     return next(iter(metadata.distributions(
         name=distribution, path=[packages]))).version
 
 
 def environment(name):
-    """The root of a service's Python environment."""
+    """Return the root of a service's Python environment."""
     prefix = TOP / '.services' / name
     if not (prefix / 'bin' / 'python').exists():
         raise CloudError(

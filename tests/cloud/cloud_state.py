@@ -34,7 +34,7 @@ def _password():
 
 
 class State:
-    """The record; each change is written at once.
+    """The record of a cloud; each change is written at once.
 
     :param path: of the file, which is made if it is missing
     """
@@ -71,7 +71,7 @@ class State:
             return self._all['ports'][name]
 
     def address(self, name):
-        """On the links to compute hosts."""
+        """Return an address on the links to compute hosts."""
         with self._lock:
             addresses = self._all['addresses']
             while name not in addresses:
@@ -134,7 +134,7 @@ class State:
 
     @property
     def hosts(self):
-        """Compute hosts, and whether each has a cache."""
+        """Return the compute hosts, and whether each has a cache."""
         return self._all['hosts']
 
     def set_hosts(self, hosts):
@@ -164,7 +164,7 @@ class State:
 
     @property
     def glance(self):
-        """Stores, default store, options, settings; None at first."""
+        """Return stores, default store, options, settings; None at first."""
         return self._all['glance']
 
     def set_glance(self, configuration):

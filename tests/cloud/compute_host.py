@@ -29,7 +29,7 @@ TICKS = 250
 
 
 def joined(state, more):
-    """The compute hosts of a cloud, and more.
+    """Return the compute hosts of a cloud, and more.
 
     :param state: the cloud's record
     :param more: names, and whether each has a cache
@@ -86,7 +86,7 @@ class Host(cloud_service.Service):
 
     @property
     def link(self):
-        """The interface at the machine's end."""
+        """Return the interface at the machine's end."""
         return f'dedup{self._pid}'
 
     def _interface(self, name):
@@ -131,7 +131,7 @@ class Host(cloud_service.Service):
 
     def kill(self):
         # The namespace goes with its last process, and the link with it; but
-        # the address is to be free at once.
+        # the address must be free at once.
         if os.geteuid() == 0 and self.processes:
             with contextlib.suppress(cloud_service.CloudError):
                 self._run('ip', 'link', 'delete', self.link)
@@ -172,9 +172,9 @@ class Host(cloud_service.Service):
     # Bytes sent by the machine's end are bytes received by the host.
 
     def received(self):
-        """Bytes that came over the link so far, with all headers."""
+        """Return the bytes received over the link so far, with all headers."""
         return int(self._interface('statistics/tx_bytes').read_text())
 
     def sent(self):
-        """Bytes that went over the link so far, with all headers."""
+        """Return the bytes sent over the link so far, with all headers."""
         return int(self._interface('statistics/rx_bytes').read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clouds that the tests share."""
+"""The clouds that several tests share."""
 
 import contextlib
 import os

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dedupd: on the repository of the cloud's first store of the type dedup, and
-on compute hosts as their cache.
+"""dedupd as the daemon of the cloud's first dedup store, and as a cache.
+
+A cache runs on each compute host.
 """
 
 import contextlib
@@ -81,12 +82,12 @@ class Dedupd(_Dedupd):
 
     @property
     def authority(self):
-        """The file of the authority that all certificates are from."""
+        """Return the file of the authority that signs all certificates."""
         return self.etc / 'authority.pem'
 
     @property
     def operator(self):
-        """The file of a certificate with which one reads every image."""
+        """Return the file of a certificate that may read every image."""
         return self.etc / 'operator.pem'
 
     @property
@@ -155,7 +156,7 @@ class Cache(_Dedupd):
     #: Whether it fetches blocks with the operator's certificate, not with the
     #: tokens of the users who request an image.
     trusted = False
-    #: Of its configuration, further options of ``[cache]``.
+    #: More options of ``[cache]`` in its configuration.
     options: dict = {}
     #: URLs of the caches of other hosts, which then may use this one.
     neighbours: list = []
@@ -199,14 +200,14 @@ class Cache(_Dedupd):
             self.restart_empty(*before)
 
     def restart_empty(self, trusted, options):
-        """Remove all that the cache holds, and start it with these options."""
+        """Remove the cache's content, and start it with these options."""
         self.stop()
         self.clear()
         self.trusted, self.options = trusted, options
         self.start()
 
     def clear(self):
-        """Have it hold nothing, while it is down."""
+        """Remove its content while it is down."""
         shutil.rmtree(self.repository, ignore_errors=True)
         shutil.rmtree(self.directory / 'filter', ignore_errors=True)
         image_repository.Repository.create(self.repository)

@@ -19,7 +19,7 @@ PARTITION = '{}@@1M'
 
 
 class DiskError(Exception):
-    """No image, and why."""
+    """There is no image; the message has the reason."""
 
 
 class Images(NamedTuple):
@@ -41,19 +41,19 @@ def _run(*command, timeout=COMMAND_TIMEOUT):
 
 
 def images():
-    """The images; they are built if they are not there yet."""
+    """Return the images; build them if they are missing."""
     lines = _run(TOP / 'tools' / 'boot_image',
                  timeout=BUILD_TIMEOUT).splitlines()
     return Images(*map(pathlib.Path, lines[-2:]))
 
 
 def own(message, mib):
-    """Random bytes that are in no other message's variant."""
+    """Return random bytes that no other message's variant has."""
     return random.Random(message).randbytes(mib * MIB)
 
 
 def variant(source, target, message, own_mib=0):
-    """A copy of a raw image that has another message.
+    """Make a copy of a raw image that has another message.
 
     :param own_mib: how much of it is its `own`; there is room for 80
     """

@@ -62,7 +62,7 @@ class Glance(cloud_service.WsgiService):
         }
 
     def stores(self):
-        """The stores by name, and which is the default."""
+        """Return the stores by name, and the default one."""
         return self.cloud.stores, self.cloud.default_store
 
     def _configure(self):

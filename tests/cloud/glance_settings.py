@@ -81,7 +81,7 @@ class _Known:
             self._names.setdefault(section, set()).add(option.dest)
 
     def find(self, name):
-        """The section and the option that a name means."""
+        """Return the section and the option that a name means."""
         section, dot, option = name.rpartition('.')
         if dot:
             if section not in self._names:
@@ -114,7 +114,10 @@ class _Known:
             'look it up in the documentation of Glance, or of the store.'))
 
     def check(self, section, option, value):
-        """:raises CloudError: if the option does not take the value"""
+        """Check the option's value.
+
+        :raises CloudError: if the option does not take the value
+        """
         try:
             self._conf.set_override(
                 option, value, None if section == 'DEFAULT' else section)

@@ -25,7 +25,7 @@ class Keystone(cloud_service.WsgiService):
     title = 'Keystone'
     needs = ('mariadb',)
     application = 'keystone.wsgi.api:application'
-    #: Seconds for which a token is good.
+    #: Seconds for which a token is valid.
     token_life = 3600
 
     def _configure(self):
@@ -38,7 +38,7 @@ class Keystone(cloud_service.WsgiService):
             'fernet_receipts': {
                 'key_repository': self.directory / 'receipts'},
             'credential': {'key_repository': self.directory / 'credential'},
-            # A quarter of a second for each log-in otherwise.
+            # Otherwise each log-in takes a quarter of a second.
             'identity': {'password_hash_rounds': 4},
             # Without a cache, a check of a token takes half a second of a slow
             # processor. This one is the process's own, of which there is one.
@@ -69,7 +69,7 @@ class Keystone(cloud_service.WsgiService):
 
     @property
     def _furnished(self):
-        """The path of the database with users and services.
+        """Return the path of the database with users and services.
 
         Keystone takes half a minute of a processor to make them.
         """
@@ -108,7 +108,7 @@ class Keystone(cloud_service.WsgiService):
         self.serve({'OS_KEYSTONE_CONFIG_DIR': str(self.etc)})
 
     def furnish(self):
-        """Users, projects and endpoints, of which some may be there."""
+        """Make users, projects and endpoints, of which some may exist."""
         with contextlib.closing(self.connect('admin', 'admin')) as admin:
             identity = admin.identity
             roles, users, projects, services = (
@@ -142,7 +142,7 @@ class Keystone(cloud_service.WsgiService):
             self, ['keystone'], self._furnished)
 
     def connect(self, user, project):
-        """The SDK's connection; proxies of the environment are left alone."""
+        """Return the SDK's connection, which ignores proxy variables."""
         web = requests.Session()
         web.trust_env = False
         auth = v3.Password(

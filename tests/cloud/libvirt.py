@@ -28,7 +28,7 @@ VIRSH_TIMEOUT = 120
 
 
 class Libvirt(cloud_service.Service):
-    """libvirtd, and the QEMUs that it starts."""
+    """The daemon libvirtd, and the QEMUs that it starts."""
 
     name = 'libvirt'
     title = 'libvirt'
@@ -91,8 +91,8 @@ class Libvirt(cloud_service.Service):
 
     def kill(self):
         super().kill()
-        # A QEMU outlives its libvirtd, in a session of its own, with hardly
-        # anything in its environment.
+        # A QEMU outlives its libvirtd, in a session of its own, with an almost
+        # empty environment.
         for process in self.servers():
             process.kill()
             process.wait(cloud_service.STOP_TIMEOUT)
@@ -105,7 +105,7 @@ class Libvirt(cloud_service.Service):
             timeout=VIRSH_TIMEOUT, env=self.environment())
 
     def servers(self):
-        """The processes of servers."""
+        """Return the processes of servers."""
         mark = f'{self.directory}/qemu/'.encode()
         for path in pathlib.Path('/proc').glob('[0-9]*'):
             with contextlib.suppress(OSError):

@@ -54,7 +54,7 @@ def _stat(pid):
 
 
 def marked(directory):
-    """The processes that have `directory`'s mark in their environment."""
+    """Return the processes with `directory`'s mark in their environment."""
     mark = f'{MARK}={directory}'.encode()
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*'):
@@ -104,7 +104,7 @@ class Process:
 
     @classmethod
     def of(cls, pid):
-        """The process that has this number now."""
+        """Return the process that has this number now."""
         stat = _stat(pid)
         return cls(pid, stat[2] if stat else -1)
 
@@ -145,7 +145,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def session(self):
-        """The session that it belongs to; None if it is gone."""
+        """Return the session of the process; None if it is gone."""
         stat = _stat(self.pid)
         return stat and stat[1]
 

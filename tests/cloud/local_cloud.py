@@ -49,7 +49,7 @@ from tests.cloud import swift_service
 
 CloudError = cloud_service.CloudError
 
-#: In the order in which a table shows them; they are ended in the reverse.
+#: The order of the services in a table; they are ended in reverse.
 SERVICES = (mariadb.MariaDB, broker.Broker, keystone_service.Keystone,
             swift_service.Swift, dedupd.Dedupd, glance_service.Glance,
             barbican.Barbican, placement.Placement, neutron.Neutron,
@@ -60,7 +60,7 @@ OTHER = (second_site.Dedupd, second_site.Glance)
 COMPUTE = (libvirt.Libvirt, nova.Compute)
 
 LOOPBACK = '127.0.0.1'
-#: Blocks of a group that may move.
+#: Size of a group's blocks that may move.
 GROUP_SLOTS = 1024
 NEED_MIB = 2048
 # A Unix socket's path has at most 107 bytes.
@@ -165,7 +165,7 @@ class Cloud:
 
     @property
     def settings(self):
-        """Single settings of Glance and its stores, by section."""
+        """Return single settings of Glance and its stores, by section."""
         return self.state.glance['settings']
 
     @property
@@ -188,7 +188,7 @@ class Cloud:
 
     @property
     def dedup_store(self):
-        """The options of the first store of the type dedup; none of none."""
+        """Return the options of the first store of the type dedup, if any."""
         return next((options for options in self.stores.values()
                      if options['type'] == 'dedup'), {})
 
@@ -274,7 +274,7 @@ class Cloud:
         return self.state.address('cloud')
 
     def database(self, name):
-        """The URL of a database."""
+        """Return the URL of a database."""
         return self.services['mariadb'].database(name)
 
     def marked(self):
@@ -299,7 +299,7 @@ class Cloud:
         return self.services[name].url
 
     def connect(self, cloud='admin'):
-        """The SDK's connection as `admin` or `demo`."""
+        """Return the SDK's connection as `admin` or `demo`."""
         return self.services['keystone'].connect(cloud, cloud)
 
     def _write_clients(self):
@@ -330,7 +330,7 @@ class Cloud:
     # -- up and down -------------------------------------------------------
 
     def environments(self, services=None):
-        """The environments below .services/ from which services run.
+        """Return the environments below .services/ of these services.
 
         :param services: as of :meth:`up`
         """

@@ -72,7 +72,7 @@ class MariaDB(cloud_service.Service):
         if not pathlib.Path(_PROGRAM).exists():
             raise cloud_service.CloudError(
                 f'{_PROGRAM} is missing; install the package mariadb-server')
-        # A server that was killed leaves it.
+        # A killed server leaves it behind.
         self.socket.unlink(missing_ok=True)
         self.spawn([_PROGRAM, *(
             f'--{name}' if value is None else f'--{name}={value}'
@@ -83,7 +83,7 @@ class MariaDB(cloud_service.Service):
         return True
 
     def connect(self):
-        """A connection as MariaDB's root, through its Unix socket."""
+        """Return a connection as MariaDB's root, through its Unix socket."""
         return pymysql.connect(
             unix_socket=str(self.socket), user='root', autocommit=True,
             connect_timeout=30, read_timeout=120)
@@ -122,7 +122,7 @@ class MariaDB(cloud_service.Service):
         return _KEPT / f'{name}-{version}.sql'
 
     def keep(self, user, names, kept):
-        """Write databases to a file, for clouds that come later."""
+        """Write databases to a file, for later clouds."""
         kept.parent.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile(
                 dir=kept.parent, prefix=kept.name, delete=False) as new:
@@ -142,6 +142,6 @@ class MariaDB(cloud_service.Service):
         return ['--no-defaults', f'--socket={self.socket}', '--user=root']
 
     def database(self, name):
-        """The URL of a database."""
+        """Return the URL of a database."""
         return (f'mysql+pymysql://{_USER}:{self.cloud.password}'
                 f'@127.0.0.1:{self.port}/{name}?charset=utf8')

@@ -40,7 +40,7 @@ class Neutron(cloud_service.Service):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Lists are empty; nothing else is known."""
+    """Answers with empty lists, and otherwise with an error."""
 
     protocol_version = 'HTTP/1.1'
     # A client that keeps its connection open does not hold a thread for ever.

@@ -18,7 +18,7 @@ FLAVORS = {'m1.nano': 128, 'm1.micro': 192}
 
 
 def _options(one, directory):
-    """The nova.conf of one of Nova's services, by section."""
+    """Return the nova.conf of one of Nova's services, by section."""
     cloud = one.cloud
     services = cloud.services
 
@@ -76,7 +76,7 @@ def _options(one, directory):
 
 
 def _configure(one):
-    """Write the nova.conf of one of Nova's services; its path."""
+    """Write the nova.conf of one of Nova's services; return its path."""
     directory = one.cloud.directory / 'var' / one.there('nova')
     for name in ('instances', 'lock'):
         (directory / name).mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def _configure(one):
 
 
 class _Worker(cloud_service.Service):
-    """A process of Nova's that takes calls from a queue."""
+    """A process of Nova that takes calls from a queue."""
 
     environment_name = 'nova'
     # Workers connect to Keystone and Placement as they start.
@@ -132,7 +132,7 @@ class Compute(_Worker):
 
     @property
     def cache(self):
-        """The name of the cache that it has images through; None without."""
+        """Return the name of its images' cache; None without one."""
         return self.there('dedupd') if self.host and self.host.cache else None
 
     @property
@@ -141,7 +141,7 @@ class Compute(_Worker):
 
     @property
     def instances(self):
-        """The directory of its servers' files, and of images in ``_base``."""
+        """Return the directory of servers' files; images are in ``_base``."""
         return (self.cloud.directory / 'var' / self.there('nova')
                 / 'instances')
 
@@ -154,7 +154,7 @@ class Compute(_Worker):
     def answers(self):
         if not super().answers():
             return False
-        # Known to the scheduler, too.
+        # The scheduler must have it, too.
         with contextlib.closing(self.cloud.connect()) as admin:
             return any(
                 one.state == 'up' and one.status == 'enabled'

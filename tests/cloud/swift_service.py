@@ -20,7 +20,7 @@ from tests.support import swift_server
 ROLE = 'swiftoperator'
 #: User, project and container of the repository.
 OWNER = 'glance-dedup'
-#: Below which the repository has its objects.
+#: Prefix of the repository's objects.
 PREFIX = 'cold'
 
 
@@ -35,7 +35,7 @@ class Swift(cloud_service.Service):
 
     @property
     def credentials(self):
-        """The file for ``glance-dedup object-store attach``."""
+        """Return the file for ``glance-dedup object-store attach``."""
         return self.etc / 'glance-dedup.conf'
 
     @property
@@ -46,7 +46,7 @@ class Swift(cloud_service.Service):
 
     def launch(self):
         options = {**self.cloud.services['keystone'].middleware(self.user),
-                   # Keystone forgets it, Swift does at once, too.
+                   # Swift refuses a token soon after Keystone has revoked it.
                    'token_cache_time': 10}
         for command in swift_server.commands(
                 self.directory, self.cloud.address, self.port,

@@ -57,11 +57,11 @@ class RemoteGlance(glance_service.Glance):
     user = 'glance_remote'
 
     def prepare(self):
-        """The database is the first one's."""
+        """Use the first Glance's database."""
 
 
 def prefix():
-    """The root of the environment that tempest runs from."""
+    """Return the root of the environment that tempest runs from."""
     return cloud_service.environment('tempest')
 
 
@@ -120,7 +120,8 @@ class Tempest:
             'DEFAULT': {
                 'test_path': packages / 'tempest' / 'test_discover',
                 'top_dir': packages,
-                # Tests of one class stay together, since its set-up is dear.
+                # Tests of one class stay together, since its set-up takes
+                # long.
                 'group_regex': r'([^\.]*\.)*',
             }}))
         if not (self.directory / '.stestr').exists():
@@ -188,7 +189,7 @@ class Tempest:
     # -- running -----------------------------------------------------------
 
     def _call(self, command, seconds):
-        """Run a program of tempest's environment; its output."""
+        """Run a program of tempest's environment; return its output."""
         with open(self.output, 'wb') as output:
             process = subprocess.Popen(
                 [self.prefix / 'bin' / command[0], *command[1:]],
@@ -212,7 +213,7 @@ class Tempest:
              *arguments], seconds)
 
     def list(self, regex):
-        """The ids of tests, as tempest wants them."""
+        """Return the ids of tests, in tempest's form."""
         text = self._run('--regex', regex, '--list-tests',
                          seconds=LIST_TIMEOUT)
         ids = [line for line in text.splitlines()
@@ -222,7 +223,7 @@ class Tempest:
         return ids
 
     def run(self, ids, workers=WORKERS):
-        """Run tests; their results by name."""
+        """Run tests; return their results by name."""
         chosen = self.directory / 'chosen'
         chosen.write_text(''.join(f'{one}\n' for one in ids))
         text = self._run('--load-list', str(chosen),
@@ -231,7 +232,7 @@ class Tempest:
 
 
 def short(test_id):
-    """A test's id as tempest prints it: without its tags."""
+    """Return a test's id as tempest prints it: without its tags."""
     return re.sub(r'\[.*\]', '', test_id)
 
 
@@ -308,7 +309,7 @@ class Images:
         return f'http://127.0.0.1:{self.port}'
 
     def command(self, what, name):
-        """A command that stops, or starts, a service and waits for it."""
+        """Return a command that stops or starts a service, and waits."""
         return (f'curl --noproxy * --silent --show-error --fail-with-body '
                 f'--max-time 300 --data {name} {self.url}/{what}')
 

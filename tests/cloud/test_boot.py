@@ -21,8 +21,8 @@ from tests.cloud import nova
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 MIB = 1 << 20
-#: A snapshot of a server that did nothing but start differs in a file, in the
-#: file system's own blocks, and in tables of the disk's format.
+#: A snapshot of a server that was only started differs in a file, in the file
+#: system's own blocks, and in tables of the disk's format.
 LITTLE = MIB // 4
 #: MiB that no other image has.
 OWN = 4
@@ -56,7 +56,7 @@ class Sandbox:
         return self._images[-1]
 
     def clear(self):
-        """Delete servers and images, which all must let themselves be."""
+        """Delete servers and images, which must all be deletable."""
         while self._servers:
             boot.delete(self.demo, self._servers.pop())
         while self._images:
@@ -82,7 +82,7 @@ def message():
 
 
 def cached(cloud, image):
-    """Nova's copy of an image, of which its servers' disks are layers."""
+    """Return Nova's copy of an image, under its servers' disks."""
     name = hashlib.sha1(image.encode(), usedforsecurity=False).hexdigest()
     return cloud.directory / 'var/nova/instances/_base' / name
 
@@ -126,7 +126,7 @@ def test_boot_snapshot_boot(cloud, sandbox, snapshot_format):
 
     server, shown = sandbox.server(base)
     assert shown == (text, 1)
-    # Nova had it from nowhere else.
+    # Nova downloaded it once, from Glance.
     assert [download.size for download in boot.downloads(cloud, base)] == [
         size]
     assert cached(cloud, base).stat().st_size == size
@@ -162,7 +162,7 @@ def test_boot_snapshot_boot(cloud, sandbox, snapshot_format):
 
 @contextlib.contextmanager
 def spoilt(path, content):
-    """A repository in which a byte of some content is another."""
+    """Yield a repository in which a byte of some content is changed."""
     for group in pathlib.Path(path, 'groups').iterdir():
         place = group.read_bytes().find(content)
         if place >= 0:

@@ -86,7 +86,7 @@ class Sandbox:
         self.user.image.delete_image(image)
 
     def create(self, image):
-        """A server of an image, which is not up yet."""
+        """Create a server of an image, which is not up yet; return its id."""
         self._servers.append(boot.create(self.user, image, 'server'))
         return self._servers[-1]
 
@@ -106,7 +106,7 @@ class Sandbox:
         self.compute.forget_images()
 
     def again(self):
-        """The user with a new token."""
+        """Log in the user again, for a new token."""
         self.user.close()
         self.user = self.cloud.connect('demo')
 
@@ -137,7 +137,7 @@ def wait_until(condition, what):
 
 
 def plain(cloud, image):
-    """The bytes of each answer that Glance gave itself, but the first byte."""
+    """Return the sizes of Glance's own answers, without their first byte."""
     return [download.size for download in boot.downloads(cloud, image)
             if download.size != 1]
 
@@ -242,7 +242,7 @@ def test_an_image_of_another_project(cloud, sandbox):
 
 @contextlib.contextmanager
 def stranger(cloud, identity):
-    """Somebody in a project that has nothing."""
+    """Yield a user in a project without images."""
     project = identity.create_project(name='strange', domain_id='default')
     user = identity.create_user(
         name='stranger', password=cloud.password, domain_id='default',
@@ -284,7 +284,7 @@ def half_way(sandbox, image):
 
 
 def end(sandbox, server, said):
-    """Wait for a server to be up, or to fail as Nova's do; which it was."""
+    """Wait for a server to be up, or to fail; return which it was."""
     try:
         assert boot.wait_until_up(sandbox.user, server) == (said, 1)
         return 'up'

@@ -59,7 +59,7 @@ def tier(cloud):
 
 
 def forget(cloud):
-    """Empty the cache; how many directories of it there were."""
+    """Empty the cache; return the number of its directories."""
     there = list(pathlib.Path(cloud.repository, 'slices').iterdir())
     for directory in there:
         for one in directory.iterdir():
@@ -74,7 +74,7 @@ def objects(cloud):
 
 
 def download(connection, image):
-    """The status, and the bytes of a body that is whole."""
+    """Return the status, and the body if it is whole."""
     answer = connection.image.get(f'/images/{image}/file', stream=True)
     found = b''.join(answer.iter_content(MIB))
     assert len(found) == int(answer.headers['content-length'])
@@ -108,7 +108,7 @@ def test_an_image_comes_out_of_swift(cloud, tmp_path):
 
 
 def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
-    """The commands and the file of the page, with the cloud's Keystone."""
+    """The page's commands and file make a user in the cloud's Keystone."""
     page = documents.SOURCE / 'admin' / 'object-storage.rst'
     found = [block for block in documents.blocks(page)
              if block.section == 'Credentials for Swift']
@@ -137,7 +137,7 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
 
 @pytest.fixture
 def short_tokens(cloud):
-    """Have Keystone give tokens of TOKEN_LIFE."""
+    """Have Keystone give tokens that last TOKEN_LIFE seconds."""
     keystone = cloud.services['keystone']
     before = keystone.token_life
 

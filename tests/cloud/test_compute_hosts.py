@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute hosts in namespaces: they reach the cloud, and leave nothing behind.
+"""Compute hosts in namespaces reach the cloud, and leave nothing behind.
 
 A few services are enough; tests/cloud/test_cache.py boots servers on them.
 """
@@ -49,7 +49,7 @@ print(socket.gethostname(), client.getresponse().status)
 
 @pytest.fixture
 def place():
-    """A directory for clouds; nothing of them is left."""
+    """A directory for clouds; the test leaves nothing of them."""
     with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
         yield pathlib.Path(parent)
         for one in pathlib.Path(parent).iterdir():
@@ -72,7 +72,7 @@ def links():
 
 
 def wait_until_gone(link):
-    """A network goes a moment after its last process."""
+    """Wait until a link is gone: a moment after its last process."""
     deadline = time.monotonic() + LIMIT
     while link in links():
         assert time.monotonic() < deadline, f'{link} is still there'

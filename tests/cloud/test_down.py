@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 SIZE = 24 * MIB
-# Seconds. Of a service's return to its being noticed.
+# Seconds from a service's return until its clients notice it.
 BACK = 120
 LIMIT = 120
 
@@ -81,7 +81,7 @@ class Begun:
             self._target, self._pieces(), expect=())
 
     def finish(self):
-        """Go on; the upload's status, and the bytes that were read."""
+        """Finish both; return the upload's status, and the bytes read."""
         self._go.set()
         with self._download:
             read = self._read + self._response.read()
@@ -105,7 +105,7 @@ def user(cloud):
 
 
 def recorded(cloud):
-    """The images of the repository, of which nothing is half there."""
+    """Return the images of the repository; no upload is unfinished."""
     repositories.require_clean(cloud.repository)
     # The daemon counts committed images, and removes dead uploads.
     repositories.eventually(
@@ -116,7 +116,7 @@ def recorded(cloud):
 
 @contextlib.contextmanager
 def down(cloud, name, how='kill'):
-    """While a service is down."""
+    """Stop a service for the ``with`` block."""
     service = cloud.services[name]
     getattr(service, how)()
     try:
@@ -131,7 +131,7 @@ def down(cloud, name, how='kill'):
 
 
 def wait_until_back(cloud):
-    """Until a new user is served again, by every worker."""
+    """Wait until every worker serves a new user again."""
     deadline = time.monotonic() + BACK
     good = 0
     while good < 4:
@@ -150,7 +150,10 @@ def wait_until_back(cloud):
     pytest.param(name, marks=pytest.mark.long if name in (
         'mariadb', 'rabbitmq') else []) for name in WHILE_DOWN])
 def test_killed(cloud, user, name):
-    """Amid an upload and a download, and before all else."""
+    """A service is killed during an upload and a download.
+
+    Requests that begin later get the expected answers, too.
+    """
     expected = WHILE_DOWN[name]
     before = recorded(cloud)
     old, new = [repositories.noise(SIZE, seed) for seed in (1, 2)]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image that boots, in a libvirt of its own, without Nova; Neutron's stub.
-"""
+"""The bootable image boots in libvirt without Nova; Neutron's stub works."""
 
 import contextlib
 import json
@@ -45,7 +44,7 @@ DISK = """
 
 @pytest.fixture(scope='module')
 def little():
-    """A cloud of which only libvirt and Neutron's stub run."""
+    """A cloud that only runs libvirt and Neutron's stub."""
     place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
     with local_cloud.Cloud(place) as cloud:
         cloud.up(['libvirt', 'neutron'])
@@ -53,7 +52,7 @@ def little():
 
 
 def copy(image, directory):
-    """A disk of a domain: a copy of an image."""
+    """Return a domain's disk: a copy of an image."""
     path = directory / 'disk'
     shutil.copyfile(image, path)
     return DISK.format(format=image.suffix[1:], path=path)

@@ -58,12 +58,12 @@ class Rack(test_cache.Sandbox):
             cloud.hosts[name].limit(mbit)
 
     def start(self, host, image):
-        """A server on a host, which is not up yet."""
+        """Create a server on a host, which is not up yet; return its id."""
         self._servers.append(boot.create(self.user, image, 'server', host))
         return self._servers[-1]
 
     def came(self):
-        """Bytes that each cache got from the storing host, and from others."""
+        """Return each cache's bytes from the storing host and from others."""
         found = [cache.client().status()['cache'] for cache in self.caches]
         return [(one['arrivals']['received_bytes'],
                  one['neighbours']['received_bytes']) for one in found]
@@ -77,7 +77,7 @@ class Rack(test_cache.Sandbox):
 
 @contextlib.contextmanager
 def linked(cloud, rack):
-    """Nova finds links to images on both hosts; the NovaBase of each."""
+    """Yield the NovaBase of each host; Nova finds links to images on both."""
     with contextlib.ExitStack() as stack:
         bases = []
         for cache in rack.caches:

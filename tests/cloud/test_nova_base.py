@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Nova boots servers from links in ``_base``, and downloads nothing.
 
-Nova and libvirt are as they are. libvirt runs as another user than the mount,
+Nova and libvirt are unchanged. libvirt runs as another user than the mount,
 and opens it as the backing file of the server's disk.
 """
 
@@ -21,7 +21,7 @@ pytestmark = test_cache.pytestmark
 
 HOST = test_cache.HOST
 MIB = 1 << 20
-#: Mbit/s at which an image is on its way for a while.
+#: Mbit/s of the link while an image is on its way.
 SLOW = 20
 #: MiB of a large image. A quarter of it takes longer than a server needs to
 #: start without KVM on a busy machine.
@@ -30,7 +30,7 @@ LARGE = 2048
 
 @pytest.fixture(scope='module')
 def base(cloud_with_host):
-    """The process that keeps links to the images on the compute host."""
+    """The process that makes links to the images on the compute host."""
     nbd.need('fusermount3')
     cache = cloud_with_host.services[f'{HOST}/dedupd']
     one = dedupd.NovaBase(cloud_with_host, cache)

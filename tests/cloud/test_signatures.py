@@ -84,7 +84,7 @@ def nothing_half_there(cloud):
 
 
 def keep(cloud, owner, pem):
-    """Have Barbican keep a certificate; its id."""
+    """Store a certificate in Barbican; return its id."""
     with contextlib.closing(cloud.connect(owner)) as user:
         return user.key_manager.create_secret(
             name='signer', secret_type='certificate',
@@ -106,7 +106,7 @@ def certificate(key):
 
 
 def sign(signer, data):
-    """The properties of an image that is signed."""
+    """Return the properties of a signed image."""
     if signer.kind == 'RSA-PSS':
         signature = signer.key.sign(
             data, padding.PSS(padding.MGF1(hashes.SHA256()),
@@ -130,7 +130,7 @@ def content(length, seed):
 
 
 def dribble(data):
-    """Short and long pieces."""
+    """Yield short and long pieces of some data."""
     at = 0
     for length in (1, 3, 100_000, 4 * MIB + 5, 17, len(data)):
         if at < len(data):
@@ -223,7 +223,7 @@ def test_bad_signature(cloud, client, signers, store, wrong):
 @pytest.mark.parametrize('stores', [['dedup'], ['dedup', 'file']],
                          ids='-'.join)
 def test_import_of_a_signed_image(cloud, client, signers, stores):
-    """Through the staging area, as glance-direct does."""
+    """A signed image is imported through the staging area, or refused."""
     data = content(5 * MIB + 7, 'import')
     for good in (True, False):
         image = client.create(**sign(signers['RSA-PSS'],

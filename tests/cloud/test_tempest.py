@@ -35,7 +35,7 @@ FORMATS = r'^tempest\.api\.image\.v2\.test_images_formats\.ImagesFormatTest'
 PLUGIN = r'^glance_dedup_tempest_plugin'
 PLUGIN_PLACE = HERE.parent / 'tempest'
 
-#: Tests that are skipped with both stores, and why.
+#: Tests that are skipped with both stores, and the reasons.
 SKIPPED = {
     'tempest.api.image.v2.admin.test_image_task.ImageTaskCreate.'
     'test_image_tasks_create': 'Skipped until bug',
@@ -46,8 +46,8 @@ SKIPPED = {
         'Nova is not available',
 }
 
-#: Tests that may be skipped or pass, with either store, and why. Or fail with
-#: these words.
+#: Tests that may be skipped or pass, with either store, and the reasons; or
+#: that fail with these words.
 VARIES = {
     'tempest.api.image.v2.test_images.HashCalculationRemoteDeletionTest.'
     'test_hash_calculation_cancelled':
@@ -147,7 +147,7 @@ class Suite:
         self.tempest.configure(self.tempest_options(strict))
 
     def _delete_images(self):
-        """Tests leave some."""
+        """Delete the images that tests leave."""
         with contextlib.closing(self.cloud.connect()) as admin:
             for image in admin.image.images():
                 if image.is_protected:
@@ -155,7 +155,7 @@ class Suite:
                 admin.image.delete_image(image)
 
     def run(self, kind):
-        """The results of all tests, with stores of a type, by name."""
+        """Run all tests with stores of a type; return the results by name."""
         self.configure(kind, strict=True)
         results = self._run(self.ids)
         again = [one for one in self.ids if results[
@@ -208,7 +208,7 @@ def write_list(name, results):
 
 
 def check(name, results):
-    """Compare results with the kept list."""
+    """Compare results with the stored list."""
     kept = read_list(name)
     problems = []
     for test in sorted({*kept, *results}):
@@ -274,7 +274,7 @@ def test_lists():
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_image_api(suite):
-    """Every test ends as in the list."""
+    """Every test ends as in the list; each skipped one has its reason."""
     results = suite.run('dedup')
     if os.environ.get('GLANCE_DEDUP_RECORD'):
         write_list('dedup', results)
@@ -288,7 +288,7 @@ def test_image_api(suite):
 
 @pytest.mark.long
 def test_image_api_with_file_stores(suite):
-    """The list of the file store holds."""
+    """The results with file stores match their list."""
     results = suite.run('file')
     if os.environ.get('GLANCE_DEDUP_RECORD'):
         write_list('file', results)
@@ -333,7 +333,7 @@ def test_plugin(cloud):
 
 
 #: Images for tempest's tests of formats: qemu-img's format and options, and
-#: whether Glance and Nova are to take them.
+#: whether Glance and Nova should accept them.
 IMAGES = {
     'raw': ('raw', (), True),
     'qcow2': ('qcow2', (), True),

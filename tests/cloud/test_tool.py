@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a cloud, as tools/cloud leads it.
+"""tools/cloud starts, changes and ends clouds.
 
 A few services are enough: the whole cloud is up in the other tests.
 """
@@ -39,7 +39,7 @@ pytestmark = [
 
 @pytest.fixture
 def place():
-    """A directory for a cloud; nothing of it is left."""
+    """A directory for a cloud; the test leaves nothing of it."""
     with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
         directory = pathlib.Path(parent) / 'one'
         yield directory
@@ -58,7 +58,7 @@ def tool(*words, status=0):
 
 
 def table(directory, status):
-    """State and process of each service, as `status` prints them."""
+    """Return state and process of each service, as `status` prints them."""
     lines = tool('status', '--dir', directory, status=status).splitlines()
     assert lines[0].split() == ['service', 'state', 'process', 'address',
                                 'log']
@@ -359,7 +359,7 @@ def test_foreign_directory(place):
 
 
 def test_words():
-    """Help, and a wrong command."""
+    """The tool prints its help, and an error for a wrong command."""
     assert 'tools/cloud up' in tool('--help')
     assert 'see tools/cloud --help' in tool('fly', status=2)
 

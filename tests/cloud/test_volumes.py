@@ -53,7 +53,7 @@ def run(cloud, monkeypatch, capfd, tmp_path):
 
 
 def disks():
-    """The disks of the guide's domains: by a socket, and by TLS."""
+    """Return the disks of the guide's domains: by a socket, and by TLS."""
     found = [block.text for block in documents.blocks(PAGE)
              if block.section == 'libvirt' and block.language == 'xml']
     assert len(found) == 2
