@@ -21,8 +21,8 @@ from glance_dedup.repository import space
 
 @contextlib.contextmanager
 def maintaining(repo):
-    # Less room for the catalog than otherwise, so that states are written
-    # fast; and other tests of this process have theirs.
+    # The catalog's reserve is smaller than usual, so that states are written
+    # fast; other tests of this process have their own.
     with mock.patch.object(reserve, 'RESERVE_BYTES', 1 << 16), \
             maintainer_role.Maintainer(repo) as maintainer:
         yield maintainer
@@ -79,7 +79,7 @@ def recompress(worker, level=1, steps=None, worth=32, similar=False):
 
 
 def tier(maintainer, steps=None, **policy):
-    """Move all groups that can; or so many steps, then it is stopped."""
+    """Move all possible groups; or stop after so many steps."""
     pace = pacing.Pace()
     with contextlib.suppress(pacing.Stopped):
         if steps is not None:
@@ -90,7 +90,7 @@ def tier(maintainer, steps=None, **policy):
 
 
 def stopping_after(pace, steps):
-    """A step for a pace, which stops after so many."""
+    """Return a step function that stops after so many calls."""
     left = iter(range(steps))
 
     def step(*args, **kwargs):

@@ -15,9 +15,9 @@ from tests.crash import volume_model
 from tests.support import repositories
 
 BLOCK = 512
-#: From this seed on content can be compressed to half.
+#: Seeds from this one on give content that compresses to half.
 TEXTS = 900
-#: From this one on not: they are numbers of a volume's sectors.
+#: Seeds from this one on do not: they are numbers of a volume's sectors.
 SECTORS = 1000
 
 
@@ -30,7 +30,7 @@ def _run(seed, blocks):
 
 
 def make(spec):
-    """The content that a list of (seed, blocks) stands for; seed 0: zeros."""
+    """Return the content of a list of (seed, blocks); seed 0 means zeros."""
     return b''.join(_run(seed, blocks) for seed, blocks in spec)
 
 
@@ -64,7 +64,7 @@ class Expectation:
         self.hidden = set()
 
     def feed(self, record):
-        """Take a mark."""
+        """Apply a mark."""
         fields = json.loads(record.data)
         getattr(self, f'_{fields.pop("op")}')(**fields)
 
@@ -77,7 +77,7 @@ class Expectation:
                    for run in spec if self.hidden)
 
     def stored(self, image, spec):
-        """An image was stored after the crash, and may only be this."""
+        """An image was stored after the crash, and must have this content."""
         self.images[image] = [spec]
         if self.is_at_risk(spec):
             self.damaged.add(image)
@@ -116,7 +116,7 @@ class Expectation:
         self.damaged.difference_update(images)
 
     def _seen(self, images):
-        """Accounting has ended, and these were there; others were not."""
+        """Accounting has ended: these images existed, and no others."""
         for image, may in self.images.items():
             if image in images:
                 self.images[image] = [s for s in may if s is not None]

@@ -57,7 +57,7 @@ class Scene:
         self.filter_file = filter_file
 
     def at(self, points):
-        """(point, FileSystem, Expectation) for each of these, sorted."""
+        """Return (point, FileSystem, Expectation) for each point, sorted."""
         fs = copy.deepcopy(self.base)
         expectation = self.expectation.copy()
         fed = 0
@@ -103,7 +103,7 @@ class State:
         return f'{self.point}:{self.strategy}:{self.number}'
 
     def make(self, fs, expectation):
-        """Make the tree of it; False if there is none.
+        """Make the state's tree; return False if there is none.
 
         :param fs: at the point, as `expectation`
         """
@@ -113,7 +113,7 @@ class State:
             pauses = self.scene.pauses(self.point)
             if not pauses:
                 return False
-            # The one before the deed under way, or any.
+            # The pause before the operation under way, or any.
             rng = random.Random(f'{self.seed} {self.point} {self.number}')
             self.begin = rng.choice(pauses) if self.number else pauses[-1]
             for _, self.fs, _ in self.scene.at([self.begin]):
@@ -134,7 +134,7 @@ class State:
         return (self.tree.digest(), self.expectation.digest()), more
 
     def verify(self, world):
-        """Make it in a directory, recover, and compare; in a child only."""
+        """Write it to a directory, recover, and compare; in a child only."""
         self.tree.write(world)
         if self.strategy == states.SURVIVOR:
             return verify.verify_survivor(
@@ -197,7 +197,7 @@ class Explorer:
     # -- recording --------------------------------------------------------
 
     def record(self, workload):
-        """Run a workload under record; returns the scene."""
+        """Run a workload under record; return the scene."""
         top = self._directory('workload')
         world = os.path.join(top, 'world')
         os.mkdir(world)
@@ -212,7 +212,7 @@ class Explorer:
         return scene
 
     def record_recovery(self, state, fs, expectation):
-        """Recover a state under record; returns the scene of that.
+        """Recover a state under record; return the new scene.
 
         :param fs: at its point, as `expectation`; is changed
         """
@@ -245,7 +245,7 @@ class Explorer:
     # -- exploring --------------------------------------------------------
 
     def explore(self, scene, most, recoveries=0, depth=2):
-        """Verify so many distinct states, if there are; returns how many.
+        """Verify so many distinct states, or all; return their number.
 
         :param recoveries: of so many of them the recovery is recorded, and
             explored in its turn
@@ -271,9 +271,9 @@ class Explorer:
         return len(self.seen) - before
 
     def _candidates(self, scene, rng):
-        """(point, strategy, number) in an order by chance.
+        """Yield (point, strategy, number) in random order.
 
-        Each strategy has its share, however few its states are.
+        Each strategy has its share, even if it has few states.
         """
         points = range(1, len(scene.records) + 1)
         several = []
@@ -386,7 +386,7 @@ class Explorer:
 
 
 def load_state(path, name, seed):
-    """The very state that a finding's command names."""
+    """Make the same state that a finding's command names."""
     with open(path, 'rb') as f:
         scene = pickle.load(f)
     point, strategy, number = name.split(':')
@@ -397,7 +397,7 @@ def load_state(path, name, seed):
 
 
 def require_complete(scene, world):
-    """Replaying the whole journal gives byte for byte the real tree."""
+    """Require that replaying the whole journal gives the real tree."""
     for _, fs, _ in scene.at([len(scene.records)]):
         expected = fs.crash(filesystem.Choice()).contents()
     found = {}
@@ -408,7 +408,7 @@ def require_complete(scene, world):
             file = os.path.join(path, name)
             found[os.path.relpath(file, world)] = pathlib.Path(
                 file).read_bytes()
-    # LevelDB's messages go through a stream: not seen.
+    # LevelDB's messages go through a stream, which is not recorded.
     for contents in (found, expected):
         for path in contents:
             if os.path.basename(path) in ('LOG', 'LOG.old'):

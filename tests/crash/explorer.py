@@ -41,7 +41,7 @@ import time
 from tests.functional import watched_process
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-#: The directory of the library that is preloaded; none: it is not yet.
+#: The directory of the preloaded library; unset before the preload.
 PRELOADED = 'GLANCE_DEDUP_CRASH_LIBRARY'
 
 
@@ -71,7 +71,7 @@ def preload(argv, tree):
     directory = tempfile.mkdtemp(prefix='glance-dedup-recorder-')
     libraries = [str(watched_process.build(pathlib.Path(directory)))]
     if os.environ.get('LD_PRELOAD'):
-        # A sanitizer's runtime wants to be the first.
+        # A sanitizer's runtime must come first.
         libraries.insert(0, os.environ['LD_PRELOAD'])
     os.chdir(tree)
     os.execve(sys.executable,

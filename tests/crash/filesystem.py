@@ -20,12 +20,12 @@ Kind = record.Kind
 
 
 class Change:
-    """Something written to a file and not synced: a version of sectors."""
+    """An unsynced write to a file: a version of sectors."""
 
     __slots__ = ('number', 'sectors', 'length')
 
     def __init__(self, number, sectors, length):
-        self.number = number        # : of the record
+        self.number = number        #: of the record
         self.sectors = sectors      #: what each holds after it, 512 bytes
         self.length = length        #: of the file, after it
 
@@ -107,7 +107,7 @@ class Event:
 
     def __init__(self, number, halves):
         self.number = number
-        self.halves = halves        # : (directory, name, its target)
+        self.halves = halves        #: (directory, name, its target)
         self.durable = False        #: for one of its directories
 
 
@@ -116,7 +116,7 @@ class Directory:
         self.number = number
         self.durable = {}           #: names: File or Directory
         self.names = {}
-        self.events = {}            # : names: [(Event, its target)]
+        self.events = {}            #: names: [(Event, its target)]
 
     def sync(self):
         for events in self.events.values():
@@ -173,7 +173,7 @@ class Tree:
                    for path, (_, content) in self.files.items()}}
 
     def write(self, top):
-        """Make it on a real file system; hard links are such."""
+        """Write the tree to a real file system, with its hard links."""
         os.mkdir(top, 0o700)
         for path in self.directories:
             os.mkdir(os.path.join(top, path), 0o700)
@@ -279,7 +279,7 @@ class FileSystem:
             directory.events.setdefault(name, []).append((event, target))
 
     def paths(self, directory=None, path=''):
-        """(path, File or Directory) of all that is there now."""
+        """Yield (path, File or Directory) of all that exists now."""
         directory = directory or self.root
         yield path, directory
         for name, target in directory.names.items():
@@ -295,7 +295,7 @@ class FileSystem:
         return [f for f in self.files if f.changes]
 
     def changed_names(self):
-        """(Directory, name) of each."""
+        """Return the (Directory, name) pairs that have changed."""
         return [(d, name) for d in self.directories for name in d.events]
 
     # -- the crash --------------------------------------------------------

@@ -24,7 +24,7 @@ _OLDER = 'it takes an older program'
 
 
 def _run_by(program):
-    """The tests in C of this name."""
+    """Return the tests in C of this name."""
     return (f'tests/unit/test_c.py::TestPlain::test_c[test_{program}-plain]',)
 
 

@@ -32,7 +32,7 @@ workload = stages.entering(WORKLOADS)
 
 @workload
 def accounting_in_steps(stage):
-    """Recipes that take several steps: counted, un-counted, taken back."""
+    """Recipes are counted and uncounted in several steps, back and forth."""
     def scattered(*seeds):
         # Two pages of extents, and a half.
         return [(seed, 1) for n in range(128) for seed in (*seeds, 0)]
@@ -130,7 +130,7 @@ def collection_of_all(stage):
 
 @workload
 def collection_meeting(stage):
-    """Uploads and deletes between the steps of accounting and collection."""
+    """Images come and go between the steps of accounting and collection."""
     stage.create()
     with stage.open() as repo, stage.open() as other:
         for number in range(7):
@@ -153,7 +153,7 @@ def collection_meeting(stage):
 
 @workload
 def evicting(stage):
-    """A cache lets images go, while others come; its list is written."""
+    """A cache evicts images, while others come; its list is written."""
     stage.create()
     # The list is only written at the explicit calls.
     with (stage.open() as repo, stage.open() as other,
@@ -184,7 +184,7 @@ def evicting(stage):
 
 @workload
 def rewriting(stage):
-    """Groups of which little lives are rewritten."""
+    """Groups with few live blocks are rewritten."""
     stage.create()
     with stage.open() as repo:
         for number in range(8):
@@ -255,7 +255,7 @@ def recompressing_partial(stage):
 
 @workload
 def ordering(stage):
-    """Similar blocks come next to each other, in segments with lists.
+    """Similar blocks are placed together, in segments with lists.
 
     Blocks of these segments are freed, the groups rewritten, and packed again
     in another order and level. At last all is deleted, so that the last group
@@ -301,7 +301,7 @@ def require_placeholder(path):
 
 
 def require_lists(path):
-    """Some segment has a list of slots."""
+    """Require that some segment has a list of slots."""
     for number in maintenance.groups(path):
         file = repositories.Group(path, number)
         for slot in range(file.slots):
@@ -337,7 +337,7 @@ def helping(stage):
 
 @workload
 def tiering(stage):
-    """Groups become cold while others store, wear, and get new objects.
+    """Groups become cold during uploads, lose blocks, and get new objects.
 
     At last all is deleted, so that the last cold group becomes a placeholder.
     """
@@ -383,7 +383,7 @@ def tiering(stage):
 
 
 def require_cold(path, number):
-    """The group is cold."""
+    """Require that the group is cold."""
     assert repositories.Group(path, number).data[8] == 3, number
 
 
@@ -411,7 +411,7 @@ def merging(stage):
     The last ones get lower addresses than those in the index.
     """
     def others(group):
-        """No upload finds this group's blocks, or appends to it."""
+        """Keep uploads from finding or appending to this group's blocks."""
         return repositories.holding(
             os.path.join(stage.path, 'locks', 'groups'),
             repositories.SHARE_BYTE + group)
@@ -536,7 +536,7 @@ def catalog_rebuild(stage):
 
 
 def _replace(catalog, other):
-    """Put another catalog in its place, or none; all of it is recorded."""
+    """Replace the catalog by another one, or none; all of it is recorded."""
     for name in os.listdir(catalog):
         os.unlink(os.path.join(catalog, name))
     os.rmdir(catalog)
@@ -580,7 +580,7 @@ def mark_lost(stage):
 
 @workload
 def first_volume(stage):
-    """A volume is made while the process that sets the feature is held up."""
+    """A volume is made while the process that sets the feature waits."""
     stage.create()
     with stage.open() as repo, stage.open() as other:
         stage.put(repo, 'a', (1, 20), (2, 10))
@@ -595,7 +595,7 @@ def first_volume(stage):
 
 @workload
 def first_lists(stage):
-    """A helper makes lists while the maintainer, which sets it, is held up."""
+    """A helper makes lists while the maintainer, which sets it, waits."""
     stage.create()
     with (stage.open(codec='zstd') as repo, stage.open() as other,
           deeds.maintaining(repo) as maintainer,

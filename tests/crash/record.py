@@ -31,7 +31,7 @@ class Kind(enum.IntEnum):
 
 
 #: The entries of the engine's table of system calls that change something, and
-#: the kind of record that each becomes.
+#: the kind of record for each.
 ENTRIES = {
     'openat': Kind.CREATE, 'pwritev': Kind.WRITE, 'fsync': Kind.SYNC,
     'fdatasync': Kind.SYNC, 'ftruncate': Kind.TRUNCATE,
@@ -94,7 +94,7 @@ def read(path):
 
 
 class Recorder:
-    """Records this process, into which the library is preloaded."""
+    """Records this process, which has the library preloaded."""
 
     def __init__(self, journal, root):
         self._library = ctypes.CDLL(None)

@@ -61,7 +61,7 @@ def opened(stage, repo, name):
 
 @contextlib.contextmanager
 def recovered(stage, repo, name, model):
-    """Own a volume that is as a crash left it; None if it is not there."""
+    """Own a volume after a crash; None if it does not exist."""
     try:
         volume = openvolumes.open_volume(repo, name)
     except exceptions.ImageNotFound:

@@ -15,7 +15,7 @@ from tests.support import repositories
 
 
 def entering(table):
-    """A decorator that enters a workload, under its name, into a table."""
+    """Return a decorator that enters a workload, by name, into a table."""
     def enter(function):
         table[function.__name__.replace('_', '-')] = function
         return function
@@ -96,7 +96,7 @@ class Stage:
                 image, None, None, held_back=False)) as reading:
             view = memoryview(bytearray(len(data)))
             if most is None:
-                # The end first, which is fetched apart from the order.
+                # The end comes first, which is fetched out of order.
                 reading.readinto(view[-512:], len(data) - 512)
                 reading.readinto(view, 0)
                 assert view == data

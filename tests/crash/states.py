@@ -36,7 +36,7 @@ KILLED = ('kill', 'kill-short', SURVIVOR)
 
 
 def choose(fs, strategy, seed, number):
-    """A choice; None if there is none to make at this point."""
+    """Return a choice; None if the strategy has none at this point."""
     rng = random.Random(f'{seed} {fs.number} {strategy} {number}')
     return STRATEGIES[strategy](fs, rng)
 
@@ -51,7 +51,7 @@ def _kept(file, which):
 
 
 def _torn(rng, change, unit):
-    """Some of the sectors of a change, in units of so many bytes."""
+    """Return some of the sectors of a change, in units of so many bytes."""
     units = sorted({s * SECTOR // unit for s in change.sectors})
     if rng.random() < 0.5:
         # Up to a place, or from it.
@@ -170,13 +170,13 @@ def _tear(fs, rng, unit):
 
 @_strategy()
 def torn_512(fs, rng):
-    """Some sectors of a write are there."""
+    """Some sectors of a write exist."""
     return _tear(fs, rng, 512)
 
 
 @_strategy()
 def torn_4096(fs, rng):
-    """Some pages of a write are there."""
+    """Some pages of a write exist."""
     return _tear(fs, rng, 4096)
 
 
@@ -235,7 +235,7 @@ def mixture(fs, rng):
 
 @_strategy()
 def journalled(fs, rng):
-    """Names and lengths as they were at one moment; data as it may be."""
+    """Names and lengths are those of one moment; data is chosen by chance."""
     numbers = sorted({event.number for d in fs.directories
                       for events in d.events.values()
                       for event, _ in events}
@@ -243,7 +243,7 @@ def journalled(fs, rng):
                         for c in f.changes})
     if not numbers:
         return None
-    # A sync of anything takes all that was before with it.
+    # A sync of anything includes all earlier changes.
     moment = rng.choice([n for n in numbers if n >= fs.synced]
                         or [fs.number])
     data = rng.choice(['all', 'none', 'some'])

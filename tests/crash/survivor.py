@@ -80,7 +80,7 @@ class Replay:
 
 
 def remember(repo, contents):
-    """Have it read all images, and the fingerprint stores of all blocks."""
+    """Have the survivor read all images, and all fingerprint stores."""
     for image in repo.images():
         with contextlib.suppress(Exception):
             repositories.read_all(repo, image)
@@ -95,7 +95,7 @@ def remember(repo, contents):
 
 
 def go_on(repo, expectation, specs):
-    """Store again, in the survivor, all that was ever stored."""
+    """Store all earlier contents again, in the survivor."""
     for number, spec in enumerate(specs):
         image = f'survivor-{number}'
         repositories.put(repo, image, make(spec))

@@ -38,7 +38,7 @@ NAMES = list(exploration.WORKLOADS)
 
 
 def explore(tmp_path, timeout, *arguments):
-    """Run the explorer; returns its summary. A finding fails the test."""
+    """Run the explorer; return its summary. A finding fails the test."""
     process = subprocess.Popen(
         [sys.executable, '-m', 'tests.crash.explorer', '--seed', SEED,
          '--keep', str(tmp_path / 'kept'), '--most', '3', *arguments],
@@ -114,9 +114,10 @@ def test_each_entry_of_the_table_is_known_to_the_recorder():
 
 
 def test_the_recorder_misses_nothing(tmp_path):
-    """The explorer replays each journal, and compares with the real tree.
+    """The explorer notices calls that the recorder does not record.
 
-    Here that it would notice: calls are made that the recorder cannot see.
+    It replays each journal, and compares with the real tree. This test makes
+    calls that the recorder cannot see.
     """
     unseen = '''
 import ctypes, os
@@ -152,7 +153,10 @@ explorer.main(['--workload', 'unseen', '--states', '1'])
 # -- the cost of recovery -----------------------------------------------------
 
 def test_opening_does_not_depend_on_what_is_stored(tmp_path):
-    """I8: nor does an upload's or a read's begin, once there is a filter."""
+    """I8: The calls of opening do not depend on the number of images.
+
+    Nor do those of an upload's or a read's begin, once there is a filter.
+    """
     calls = []
     witness_ = watched_process.Witness(watched_process.build(tmp_path))
     try:

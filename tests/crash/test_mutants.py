@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The bugs of ``mutants.py`` are found."""
+"""The tests find the bugs of ``mutants.py``."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def run(tree, *arguments):
 
 
 def run_tests(tree, mutant):
-    # Outside of the tree's own directory nothing of it is kept.
+    # Nothing is stored outside of the tree's own directory.
     return run(tree, 'pytest', '-q', '-x', '-p', 'no:cacheprovider',
                f'--basetemp={tree.with_name("temporary")}', *mutant.tests)
 

@@ -42,7 +42,7 @@ _NOTES = {
     'index': ('records of blocks that are no more', 'of another catalog',
               'does not cover all'),
 }
-#: And where something was damaged before.
+#: These are allowed if something was damaged before.
 _HARMED = {
     **_NOTES,
     'catalog': (*_NOTES['catalog'], 'the next scrub tells it'),
@@ -125,7 +125,7 @@ def recover(stage, expectation):
         stage.create()
     number = len(expectation.images)
     image = f'recovered-{number}'
-    # Former recoveries had numbers of their own.
+    # Earlier recoveries had numbers of their own.
     stage.fresh(10000 * number)
     with bucket.beside(stage.path), stage.open() as repo:
         for name, model in expectation.copy().volumes.items():

@@ -15,7 +15,7 @@ import itertools
 from tests.support import repositories
 
 SECTOR = 512
-#: The least that there is.
+#: The smallest size of a part.
 PART_SIZE = 65536
 PART = PART_SIZE // SECTOR
 
@@ -26,12 +26,12 @@ def _block(number):
 
 
 def content(sectors):
-    """The bytes of sectors."""
+    """Return the bytes of sectors."""
     return b''.join(map(_block, sectors))
 
 
 def runs(sectors):
-    """The same as the content of an image: see ``expectation.make``."""
+    """Return the content as an image: see ``expectation.make``."""
     found = []
     for number in sectors:
         if found and number == found[-1][0] == 0:
@@ -125,7 +125,7 @@ class Model:
         self.acknowledged = max(0, self.acknowledged - number)
 
     def killed(self):
-        """The process was killed: nothing that was acknowledged is lost."""
+        """The process was killed: no acknowledged write is lost."""
         self.kept(self.acknowledged)
 
     def crashed(self):

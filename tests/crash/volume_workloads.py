@@ -17,7 +17,7 @@ PART = volume_model.PART
 
 @workload
 def volume(stage):
-    """A volume: flushed, brought into recipes, and left without either."""
+    """A volume is flushed, stored as recipes, and closed without either."""
     stage.create()
     with stage.open() as repo:
         recorded_volume.create(stage, repo, 'disk', 2 * PART + 5)
@@ -135,7 +135,7 @@ def volume_rolled_back(stage):
 
 @workload
 def volume_deleted(stage):
-    """Volumes go; one of them is made again under its name."""
+    """Volumes are deleted; one of them is made again under its name."""
     stage.create()
     with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 30)
@@ -189,7 +189,7 @@ def volume_tasks(stage):
 
 @workload
 def volume_meeting(stage):
-    """Writes in the middle of a checkpoint."""
+    """Writes come in the middle of a checkpoint."""
     stage.create()
     with stage.open() as repo:
         recorded_volume.create(stage, repo, 'disk', 2 * PART)

@@ -33,7 +33,7 @@ workload = stages.entering(WORKLOADS)
 
 @workload
 def create(stage):
-    """The repository's own creation, and the first upload."""
+    """The repository is created, and gets its first upload."""
     stage.create()
     with stage.open() as repo:
         stage.put(repo, 'first', (1, 5))
@@ -41,7 +41,7 @@ def create(stage):
 
 @workload
 def store(stage):
-    """Uploads that share blocks; two handles; groups fill."""
+    """Uploads share blocks; two handles store; groups fill."""
     stage.create()
     with stage.open() as one, stage.open() as two:
         stage.put(one, 'a', (1, 20), (0, 3), (2, 10))
@@ -59,7 +59,7 @@ def store(stage):
 
 @workload
 def store_kept(stage):
-    """A sync point within a transaction that others build upon."""
+    """Other uploads use blocks of a transaction after its sync point."""
     stage.create()
     with stage.open() as one, stage.open() as two:
         first = stage.begin(one, 'a', [(1, 30), (2, 10)])
@@ -76,7 +76,7 @@ def store_kept(stage):
 
 @workload
 def receive(stage):
-    """Images that another site sends: kept in the middle, and compared."""
+    """Images arrive from another site, which keeps some, and compares them."""
     stage.create()
     side = os.path.dirname(stage.filters)
     with _sites(side, 512, 1024) as (home, other), stage.open() as repo, \
@@ -96,7 +96,7 @@ def receive(stage):
 
 @workload
 def arrive(stage):
-    """Images that come while they are read: sync points, and a second try."""
+    """Images arrive while they are read: sync points, and a second try."""
     stage.create()
     side = os.path.dirname(stage.filters)
     with _sites(side, 512) as (home,), stage.open() as repo, \
@@ -152,7 +152,7 @@ def store_phases(stage):
 
 @workload
 def store_cut(stage):
-    """Blocks cut by their content: stored, pulled, merged and collected."""
+    """Blocks cut by content are stored, pulled, merged and collected."""
     stage.create(chunking='content-defined 64 256')
     with stage.open() as one, stage.open() as two:
         stage.put(one, 'a', (1, 20), (0, 3), (2, 15))
@@ -197,7 +197,7 @@ def store_direct(stage):
 
 @workload
 def store_meeting(stage):
-    """Uploads that meet others in the middle of their syncs and commits."""
+    """Uploads meet others in the middle of their syncs and commits."""
     stage.create()
     with stage.open() as one, stage.open() as two:
         stage.put(two, 'first', (9, 4))
@@ -233,7 +233,7 @@ def delete(stage):
 
 @workload
 def copying(stage):
-    """Images copied by address, and into another scope; some are collected."""
+    """Images are copied by address, and into another scope; some go."""
     stage.create()
     with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         spec = [(1, 40), (0, 8), (2, 30)]

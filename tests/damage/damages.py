@@ -40,7 +40,7 @@ class Target:
         return self.path / self.name
 
     def siblings(self):
-        """Other files of its kind, in an order that stays."""
+        """Return other files of its kind, in a constant order."""
         def kind(p):
             return p.name[:2] if p.parent.name == 'spool' else ''
         return [p for p in sorted(self.file.parent.iterdir())
@@ -79,7 +79,7 @@ def _store(file, data):
 
 
 def _put(file, source):
-    """Another file, or directory, in its place, as a copy of `source`."""
+    """Replace it by another file, or directory: a copy of `source`."""
     aside = file.parent.parent / f'aside-{secrets.token_hex(4)}'
     os.rename(file, aside)
     if source is None:
@@ -129,7 +129,7 @@ def lengthen(target, more, byte=0):
 
 
 def overwrite(target, offset, length, byte=0):
-    """Zeros, or other bytes; None: random ones."""
+    """Write zeros, or other bytes; None means random ones."""
     def change(data):
         end = min(offset + length, len(data))
         data[offset:end] = (
@@ -139,7 +139,7 @@ def overwrite(target, offset, length, byte=0):
 
 
 def copy_sector(target, one, other):
-    """A sector that was written to another's place."""
+    """Overwrite a sector with another one of the file."""
     def change(data):
         data[one * SECTOR:one * SECTOR + SECTOR] = (
             data[other * SECTOR:other * SECTOR + SECTOR])
@@ -309,7 +309,7 @@ RECORDS = {
         (key[:1] + bytes(len(key) - 1), value)],
     'further key': lambda key, value: [
         (key[:-1] + bytes([key[-1] ^ 1]), value)],
-    # Well-formed, and wrong; of a count, too high.
+    # Well-formed and wrong: a count is too high.
     'more': lambda key, value: [(key, _number_more(key, value))],
 }
 

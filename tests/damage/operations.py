@@ -41,7 +41,7 @@ ERRORS = (exceptions.DamagedError, exceptions.VersionError,
 
 
 class World:
-    """A repository that may be damaged, and the images that it is to have."""
+    """A repository that may be damaged, and its expected images."""
 
     def __init__(self, path, codec):
         self.path = path
@@ -132,7 +132,7 @@ def require_check_ends(world):
 
 
 def command(world, *words):
-    """A command of the program, in this process; returns its status."""
+    """Run a command of the program, in this process; return its status."""
     with contextlib.redirect_stdout(io.StringIO()), (
             contextlib.redirect_stderr(io.StringIO())) as said:
         status = entry.main(['--repository', str(world.path), '--socket', '',
@@ -157,7 +157,7 @@ def commands(world):
 
 
 def pull_all(world):
-    """Into a fresh repository: right bytes, or an error that has a name."""
+    """Pull into a new repository: right bytes, or an error that names it."""
     with daemons.Daemon(world.path) as daemon:
         try:
             daemon.start()
@@ -217,7 +217,7 @@ def store(world):
 
 
 def receive(world):
-    """Images of another site, of which some blocks seem to be there."""
+    """Receive images of another site, of which some blocks seem known."""
     images = {f'{image_id}-sent': data + template.NEW
               for image_id, data in template.IMAGES.items()}
     site = repositories.create(world.path.parent / 'site',
@@ -230,7 +230,7 @@ def receive(world):
 
 
 def misled(file):
-    """Let all hints of a filter name the block of another one."""
+    """Have all hints of a filter name another block."""
     data = bytearray(file.read_bytes())
     hints = array.array('Q', data[damages.PAGE:])
     used = [i for i, hint in enumerate(hints) if hint]
@@ -283,7 +283,7 @@ def delete(world):
 
 
 def use_volume(world):
-    """Own the volume: its journal comes into recipes, and more is written."""
+    """Own the volume: store its journal as recipes, and write more."""
     with world.open() as repo, openvolumes.open_volume(repo, 'disk') as volume:
         counts = world.volume.find(volume.read(volume.size, 0))
         assert counts is not None, 'the volume was read wrongly'

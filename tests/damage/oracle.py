@@ -69,7 +69,7 @@ class Oracle:
         return parts
 
     def hit(self, name, start=0, end=END):
-        """The images that may not be readable without bytes of a file.
+        """Return the images that need bytes of a file to be readable.
 
         The volume is one of them.
 

@@ -30,7 +30,7 @@ JOB_TIMEOUT = 3600
 
 
 class Server:
-    """The process, for a test. Not for several threads."""
+    """The process, for a test. It serves one thread."""
 
     def __init__(self, scratch):
         self._process = subprocess.Popen(
@@ -113,7 +113,7 @@ def _run(job, scratch):
 
 
 def _read_all(job, scratch):
-    """Many damages, each read and undone in the same repository."""
+    """Read after each of many damages to one repository, undoing each."""
     from tests.damage import damages
     from tests.damage import operations
     from tests.damage import template

@@ -102,7 +102,7 @@ def _write(volume, deeds):
     volume.flush()
 
 
-#: Named after the files that format.rst lists: patterns.
+#: Patterns for the files of each kind in format.rst.
 STRUCTURES = {
     'group': 'groups/*',
     'recipe': 'images/*',
@@ -157,7 +157,7 @@ def helping(repo):
 
 
 def copy(source, target):
-    """A whole tree; names of one file stay names of one file."""
+    """Copy a whole tree; two names of one file stay its names."""
     known = {}
 
     def copy_file(one, other):
@@ -171,7 +171,10 @@ def copy(source, target):
 
 
 def build(top, codec='none'):
-    """Make all of them. Takes a process of its own, for LevelDB's sake."""
+    """Make all of them.
+
+    This needs a process of its own, for LevelDB's sake.
+    """
     # The space reserved for the catalog would be most of the copied bytes.
     reserve.RESERVE_BYTES = PAGE
     top = pathlib.Path(top)
@@ -281,7 +284,7 @@ def _age(repo):
 
 
 def _merge_unsettled(maintainer):
-    """Merge 'twin' to 'merged', and leave M, O and X behind."""
+    """Merge 'twin' into 'merged', and leave M, O and X behind."""
     from dedupd.tasks import duplicate_pairs
     from dedupd.tasks import merger
     duplicate_pairs.Duplicates(maintainer, pacing.Pace()).catch_up()

@@ -58,10 +58,10 @@ def path(template, tmp_path):
 
 
 class Cold(repositories.Group):
-    """The file of a cold group, to be written with right checksums."""
+    """The file of a cold group, which can be written with right checksums."""
 
     def header(self, offset, content):
-        """Change the header, and with it the seed of all."""
+        """Change the header, and with it the seed of all checksums."""
         self.data[offset:offset + len(content)] = content
         self.data[504:512] = struct.pack('<Q', xxhash.xxh3_64_intdigest(
             bytes(self.data[:504])))
@@ -105,7 +105,10 @@ def maintain(path):
 
 
 def judge(path, kind):
-    """The first image ends so, the other one is good; also after tasks."""
+    """Require this error of the first image; the other one is whole.
+
+    Tasks do not change this.
+    """
     found = repositories.in_child(lambda: read_all(path), LIMIT)
     assert found['two'] is None
     error = found['one']
@@ -155,7 +158,7 @@ def test_an_end_that_cannot_be(path, end):
 
 @pytest.mark.parametrize('more', [-1000, -1, 1, 1000, 1 << 20, 1 << 30])
 def test_an_end_that_is_wrong(path, more):
-    """A shorter object lacks segments; a longer one cannot be had."""
+    """A record with a shorter object is damage; a longer one is missing."""
     file = Cold(path, 1)
     file.change_records(lambda *record: (*record[:4], record[4] + more))
     file.save()
@@ -223,7 +226,7 @@ def test_an_object_that_is_gone(path):
 # -- slices -------------------------------------------------------------------
 
 def slice_of(path):
-    """The first slice of group 1, which is there."""
+    """Return the first slice of group 1, which exists."""
     assert repositories.in_child(lambda: read_all(path), LIMIT) == {
         'one': None, 'two': None}
     object_id = object_of(path, 1).name[-32:]

@@ -25,7 +25,7 @@ def top(tmp_path_factory):
 
 
 def get(daemon, image_id):
-    """Status and body; the body is cut off where it could not be read."""
+    """Return status and body; the body ends where it is unreadable."""
     with daemon.connect() as sock:
         sock.sendall(daemons.raw('GET', f'/v1/images/{image_id}'))
         response = http.client.HTTPResponse(sock)
@@ -85,7 +85,7 @@ def test_reads_and_status(top, tmp_path):
 def test_status_shows_the_damage(top, tmp_path):
     path = tmp_path / 'repository'
     template.copy(top / 'now', path)
-    # A block that one image alone has, and that has no spare copy.
+    # A block that only one image has, and that has no spare copy.
     file = repositories.group_path(path, 3)
     at = file.read_bytes().index(template.IMAGES['later'][:64])
     damages.flip(damages.Target(path, 'groups/00000003', top, top), at)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Damage of every kind to every structure, under every task.
+"""Damage of every kind hits every structure, under every task.
 
-A failure prints the case, which ``Cases.need`` takes as it stands.
+A failure prints the case, which ``Cases.need`` takes unchanged.
 """
 
 import fnmatch
@@ -25,7 +25,7 @@ SECTOR = damages.SECTOR
 PAGE = damages.PAGE
 ALL = oracle.END
 
-#: Whole directories, which are damaged as files are.
+#: Whole directories, which are damaged like files.
 DIRECTORIES = ('groups', 'images', 'spool', 'catalog', 'spares', 'quarantine',
                'index', 'helpers', 'features')
 
@@ -92,7 +92,7 @@ class Cases:
         return sorted(found.intersection(self.oracle.hit(name)))
 
     def need(self, name, damage, arguments, operation):
-        """A case of its own."""
+        """Run a case of its own."""
         case = {'name': name, 'damage': damage, 'arguments': arguments,
                 'operation': operation}
         answer = self.server.ask({
@@ -102,7 +102,7 @@ class Cases:
         assert 'error' not in answer, f'{json.dumps(case)}\n{answer["error"]}'
 
     def require_read(self, cases):
-        """Many in place; returns how many made something unreadable."""
+        """Read after each of many damages; return how many had an effect."""
         hits = 0
         for at in range(0, len(cases), 2000):
             answer = self.server.ask({'top': str(self.top), 'read': [
@@ -132,7 +132,7 @@ def cases(request, asked, tmp_path_factory):
 # -- the forms of damage ------------------------------------------------------
 
 def flips(rng, size, most):
-    """Every byte of a small file; most of a large one's first bytes."""
+    """Yield every byte of a small file, or most of a large one's first."""
     places = range(size) if size <= most else sorted(
         rng.sample(range(size), most))
     return [('flip', [at, rng.choice([1, 2, 4, 8, 16, 32, 64, 128, 255])])
@@ -203,7 +203,7 @@ def test_reading(cases):
 
 
 def lists_of(cases):
-    """(group's file, where the segment begins, bytes of its list)."""
+    """Return (group's file, start of the segment, bytes of its list)."""
     found = set()
     for name in cases.files('group'):
         group = repositories.Group(cases.now, int(name[-8:], 16))

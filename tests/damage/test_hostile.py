@@ -45,7 +45,7 @@ CONTENTS = {
 
 @pytest.fixture(scope='module', params=['none', 'lz4', 'zstd'])
 def template(request, tmp_path_factory):
-    """A small repository that is not to be changed."""
+    """A small repository that tests must not change."""
     path = create(tmp_path_factory.mktemp('damage') / 'template',
                   block_size=BLOCK, group_slots=64, segment_size=2048)
     with open_repository(path, codec=request.param, threads=0) as repo:
@@ -104,7 +104,7 @@ def judge(path, damaged=None, contents=CONTENTS, stores=False):
 
 
 class Spoilt:
-    """A file to be spoilt again and again, and restored each time."""
+    """A file to be damaged repeatedly, and restored each time."""
 
     def __init__(self, path, name):
         self.file = path / name
@@ -230,13 +230,13 @@ def test_group_replaced_by_its_older_copy(path):
 
 
 def test_group_whose_older_copy_has_a_freed_blocks_successor(path):
-    """The same address, live in both, with another block."""
+    """An entry of another block, live at the same address, is an error."""
     with open_repository(path, threads=0) as repo:
         put(repo, 'image', noise(BLOCK, '21'))
         extent, = repo.open_image('image').extents()
     group = Group(path, extent.group)
     fingerprint, checksum, segment, place = group.entry(extent.slot)
-    # An entry that is valid in itself: of the block stored in slot 0.
+    # A valid entry: that of the block stored in slot 0.
     group.write_entry(extent.slot, *group.entry(0))
     group.save()
     assert in_batches(lambda: judge(
@@ -258,7 +258,7 @@ def test_recipe_replaced_by_its_older_copy(path):
             repo.delete('image', upload_id=second.upload_id)
         with repo.open_image('image', upload_id=first.upload_id) as image:
             assert image.read() == noise(5 * BLOCK, '31')
-    # Once its blocks are freed, that is seen, too.
+    # Once its blocks are freed, reading detects that, too.
     with open_repository(path) as repo:
         extent, = repo.open_image('image').extents()
     group = Group(path, extent.group)
@@ -279,7 +279,7 @@ def test_pages_of_a_recipe_exchanged(path):
                       (one, header, two), (header, two, two)):
             spoilt.write(b''.join(pages))
             assert judge(path, name) == ['holes']
-        # Nor can a page come from another upload of the same image.
+        # A page of another upload of the same image is an error, too.
         with open_repository(path, threads=0) as repo:
             repo.delete('holes')
             put(repo, 'holes', CONTENTS['holes'])
@@ -291,7 +291,7 @@ def test_pages_of_a_recipe_exchanged(path):
 # -- valid checksums around nonsense ------------------------------------------
 
 def test_hostile_entries(path):
-    """Fields at random under a right checksum: an error, or the block."""
+    """Random fields under a right checksum give an error, or the block."""
     def work():
         rng = random.Random(6)
         numbers = [int(name, 16) for name in os.listdir(path / 'groups')]
@@ -406,7 +406,7 @@ def write_recipe(spoilt, header_changes, page_changes):
 
 
 def test_hostile_recipes(path):
-    """Nonsense in a recipe's fields; its checksums are right."""
+    """Random fields of a recipe with right checksums do no harm."""
     numbers = [0, 1, 63, 64, 65, 1024, 1025, 0xffff, 0x7fffffff, 0xffffffff]
     large = numbers + [1 << 40, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63,
                        (1 << 64) - 1]

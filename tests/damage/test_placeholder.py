@@ -19,8 +19,8 @@ from tests.support.repositories import noise
 
 HEAD = 512
 RECORDS = (512, 1024)
-#: Bytes of the header and of a record that mean something, their checksums
-#: among them; the others are under these.
+#: Bytes of the header and of a record that have a meaning, including their
+#: checksums; the checksums cover the others.
 FIELDS = {*range(88), *range(504, 512)}
 CONTENT = noise(9 * maintenance.BLOCK, 'new')
 
