@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""tools/shared, once everything is installed."""
+"""The program of tools/shared, once everything is installed."""
 
 import argparse
 import contextlib

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * blocks.c - what was read through an open file, and is shown again.
+ * blocks.c - blocks that were read through an open file, and are served again.
  *
  * A block that the file's end cuts is not kept.
  *
@@ -8,7 +8,7 @@
  * page cache.  Whether a process that has just opened the file finds them there
  * depends on which of the two reads first.  So that this does not take
  * thousands of tries, the open files of a node share their blocks here, and
- * every second read of one that is kept is served with it.
+ * every second read of a kept block gets the kept bytes.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dirty.c - what was written to a file and is not with the server.
+ * dirty.c - data that was written to a file, and is not on the server yet.
  *
- * The bytes lie in memory, at their offsets; a list says which count.  Some of
- * them reach the server early, in no order, as any client may write back what
- * it likes when it likes: what a host's death leaves is not a prefix.
+ * The bytes are in memory, at their offsets; a list has the valid ranges.
+ * Some of them reach the server early, in no order, as any client may write
+ * back any data at any time: the rest after a host's death is not a prefix.
  */
 #include "tests/sharedfs/sharedfs.h"
 
@@ -38,7 +38,7 @@ prepare(node *n)
     return n->memory < 0 || n->server < 0 ? errno : 0;
 }
 
-/* Joins what it meets. */
+/* Joins the ranges that the new one touches. */
 static int
 add_range(node *n, off_t start, off_t end)
 {
@@ -81,7 +81,7 @@ send_range(const node *n, const range *r)
     return 0;
 }
 
-/* Some range; of one that is long, all but its end. */
+/* Sends some range; of a long one, all but its end. */
 static int
 send_early(node *n)
 {
@@ -160,7 +160,7 @@ dirty_read(node *n, int server, char *data, size_t size, off_t offset)
     return got;
 }
 
-/* The server's answer to a write tells it. */
+/* The server's answer to a write includes the size. */
 static void
 note_size(node *n)
 {
@@ -171,8 +171,8 @@ note_size(node *n)
     }
 }
 
-/* They are opened again by the next write: files that are only remembered take
- * few descriptors. */
+/* The next write opens them again: files that are only remembered take few
+ * descriptors. */
 static void
 close_both(node *n)
 {
@@ -205,7 +205,7 @@ dirty_flush(node *n)
         error = EIO;
         drop_ranges(n);
         close_both(n);
-        n->seen = 0; /* what the kernel has of it is nobody's */
+        n->seen = 0; /* the kernel's pages are invalid now */
     }
     if (n->dirty != NULL) {
         for (range *r = n->dirty; error == 0 && r != NULL; r = r->next) {

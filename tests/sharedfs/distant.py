@@ -43,7 +43,7 @@ class Mount(shared_fs.Mount):
     directory.
     """
 
-    #: Words of the command.
+    #: Arguments of the command.
     options: tuple[str, ...] = ()
 
     @property
@@ -66,7 +66,7 @@ class Mount(shared_fs.Mount):
         cloud_service.Service.stop(self)
 
     def _take_link(self):
-        """Back to the guest's own network, where it has no address."""
+        """Return the link to the guest's network, where it has no address."""
         with contextlib.suppress(shared_fs.SharedError, IndexError):
             self.ask(
                 'nsenter', f'--net=/proc/{self.processes[0].pid}/ns/net', 'ip',
@@ -124,7 +124,7 @@ class DistantMount(shared_fs.Mount):
             ['mountpoint', '-q', self.root]).returncode == 0
 
     def stop(self):
-        """The guest's end is theirs."""
+        """Do nothing, since the guest's end ends its mounts."""
 
     kill = stop
 

@@ -20,7 +20,7 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-#: Seconds that anything may take.
+#: Maximum seconds for any operation.
 LIMIT = 60
 COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-O2', '-Wall', '-Wextra',
            '-Werror', '-Wshadow', '-pthread', f'-I{HERE.parent.parent}']
@@ -40,12 +40,12 @@ def _output(*command):
 
 @functools.cache
 def program():
-    """The file system's program, built for this process's tests."""
+    """Return the file system's program, built for this process's tests."""
     directory = tempfile.TemporaryDirectory(prefix='sharedfs-')
     path = pathlib.Path(directory.name, 'sharedfs')
     _output(*COMPILE, '-o', str(path), *map(str, sorted(HERE.glob('*.c'))),
             *_output('pkg-config', '--cflags', '--libs', 'fuse3').split())
-    # Goes with the process.
+    # The directory goes with the process.
     return path, directory
 
 
@@ -118,7 +118,7 @@ class Host:
 
 @contextlib.contextmanager
 def hosts(directory, count=2, backing=None, **options):
-    """Some hosts, and the directory that they share, made at need."""
+    """Return hosts, and the directory that they share, made on demand."""
     directory = pathlib.Path(directory)
     backing = backing or directory / 'backing'
     backing.mkdir(exist_ok=True)

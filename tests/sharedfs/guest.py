@@ -25,7 +25,7 @@ import sys
 
 from tests.sharedfs import shared_fs
 
-#: In the guest, the directory of the file system that it belongs to.
+#: In the guest: the directory of its file system.
 VARIABLE = 'GLANCE_DEDUP_GUEST'
 HERE = pathlib.Path(__file__).resolve().parent
 TOP = HERE.parents[1]
@@ -68,7 +68,7 @@ def inside():
 
 
 def directory():
-    """Return where the file system is to which this guest belongs."""
+    """Return the directory of this guest's file system."""
     return pathlib.Path(os.environ[VARIABLE])
 
 
@@ -125,7 +125,7 @@ class Guest(shared_fs.Server):
         return self.call(['true'], 5, capture_output=True).returncode == 0
 
     def stop(self):
-        self.kill()         # it has nothing to save
+        self.kill()         # the guest has nothing to save
 
     def call(self, command, limit=shared_fs.LIMIT, cwd=TOP, **options):
         """Run a command in the guest, as subprocess.run does."""
@@ -162,7 +162,7 @@ def ask(cwd, *command):
 # -- in the guest -------------------------------------------------------------
 
 class Handler(socketserver.StreamRequestHandler):
-    """Runs one command, and ends it if its caller goes."""
+    """Runs one command, and ends it if its caller disconnects."""
 
     def handle(self):
         cwd, command = json.loads(self.rfile.readline())

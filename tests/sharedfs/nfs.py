@@ -12,7 +12,7 @@ from tests.sharedfs import shared_fs
 
 #: Of a mount.
 OPTIONS = 'vers=4.2,proto=tcp,hard,local_lock=none'
-#: Seconds until a host that is silent loses its locks.
+#: Seconds until a silent host loses its locks.
 LEASE = 10
 #: Bytes of the file system.
 SIZE = 1 << 30

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nodes.c - the files that a client knows, their names, and their versions.
+ * nodes.c - the files that a client has looked up, their names and versions.
  */
 #include "tests/sharedfs/sharedfs.h"
 
@@ -51,7 +51,7 @@ versions_open(const char *path)
     return versions == MAP_FAILED ? -1 : 0;
 }
 
-/* Two files may share one: then a change of either is taken for both's. */
+/* Two files may share one: then a change of either counts for both. */
 static atomic_ullong *
 version_place(const node *n)
 {
@@ -177,7 +177,7 @@ drop_name(name **at)
     }
 }
 
-/* Names of a directory that has changed are not believed any more. */
+/* Forgets the names of a directory that has changed. */
 static void
 ask_for_names(node *dir, double lifetime)
 {

@@ -54,7 +54,7 @@ class Server(cloud_service.Service):
         return '-'
 
     def find(self, program, package):
-        """The path of a program that a package of the system has."""
+        """Return the path of a program that a package of the system has."""
         return cloud_service.find(program, package)
 
     def ask(self, *command):
@@ -161,7 +161,7 @@ class Mount(Server):
         super().stop()
 
     def die(self):
-        """End the client at once, and leave the mount, which leads nowhere."""
+        """End the client at once, and leave its mount, broken."""
         super().kill()
 
     def kill(self):
@@ -211,7 +211,7 @@ class Host:
 
 
 def mounts():
-    """The places at which something is mounted, as this process sees them."""
+    """Return all mount points that this process sees."""
     lines = pathlib.Path('/proc/self/mountinfo').read_text().splitlines()
     return [line.split()[4].encode('latin-1').decode('unicode_escape')
             for line in lines]
@@ -324,7 +324,7 @@ class Shared:
         for one in reversed(self.services.values()):
             if one.processes:
                 self.say(f'end {one.title} ...')
-            # A mount may be there after its process has ended.
+            # A mount may remain after its process has ended.
             one.stop()
         self._end_marked()
         left = [path for path in mounts()

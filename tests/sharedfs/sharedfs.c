@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sharedfs.c - a file system that hosts share, to try out what they rely on:
+ * sharedfs.c - a file system that hosts share, to test their requirements:
  * one host's client, as sharedfs.h describes it.
  *
  *     sharedfs BACKING MOUNTPOINT VERSIONS [OPTION=VALUE...]
@@ -77,7 +77,8 @@ file_of(const struct fuse_file_info *fi)
     return (file *)(uintptr_t)fi->fh;
 }
 
-/* By which what an O_PATH descriptor names is opened, linked and so on. */
+/* Returns a path by which the file of an O_PATH descriptor can be opened,
+ * linked and so on. */
 static const char *
 path_of(const node *n, char path[64])
 {
@@ -93,14 +94,14 @@ reply(fuse_req_t req, int rc)
 
 /* ---- attributes ---- */
 
-/* Whether others may still have it, but its last name is gone. */
+/* Returns whether another client has removed the file's last name. */
 static bool
 is_gone(const struct stat *st, const node *n)
 {
     return st->st_nlink == 0 && !n->removed_here;
 }
 
-/* Asks the server.  0, or an error's number. */
+/* Reads the attributes from the server.  Returns 0, or an error's number. */
 static int
 ask(node *n)
 {
@@ -118,8 +119,8 @@ ask(node *n)
     return 0;
 }
 
-/* What the kernel is told.  By the time of writing it notices changes, so that
- * has to be another for each, however quickly they follow. */
+/* Returns the attributes for the kernel.  It notices changes by the time of
+ * writing, so each change needs another time, however quickly they follow. */
 static struct stat
 told(node *n)
 {
@@ -204,7 +205,7 @@ fill_entry(struct fuse_entry_param *entry, node *n)
         .ino = ino_of(n), .attr = told(n), .attr_timeout = lifetime(n)};
 }
 
-/* Asks the server for a name.  0, or an error's number. */
+/* Looks a name up on the server.  Returns 0, or an error's number. */
 static int
 look_up(node *dir, const char *text, node **child)
 {
@@ -257,7 +258,7 @@ do_forget(fuse_req_t req, fuse_ino_t ino, uint64_t lookups)
     fuse_reply_none(req);
 }
 
-/* This client has changed a name, and so knows it. */
+/* Notes that this client has changed a name. */
 static void
 changed(node *dir, const char *text)
 {
@@ -295,7 +296,7 @@ do_mkdir(fuse_req_t req, fuse_ino_t parent, const char *text, mode_t mode)
     reply_new(req, dir, text);
 }
 
-/* A socket: others see the name, and cannot connect to it. */
+/* Makes a socket: other hosts see its name, but cannot connect to it. */
 static void
 do_mknod(fuse_req_t req, fuse_ino_t parent, const char *text, mode_t mode,
          dev_t device)
@@ -313,7 +314,7 @@ do_mknod(fuse_req_t req, fuse_ino_t parent, const char *text, mode_t mode,
     reply_new(req, dir, text);
 }
 
-/* So that its last name's going is not taken for another client's doing. */
+/* Notes the removal, so that it does not seem to be another client's. */
 static void
 note_removal(node *dir, const char *text)
 {
@@ -408,8 +409,8 @@ open_server(const node *n, int flags)
     return open(path_of(n, path), flags | O_CLOEXEC);
 }
 
-/* Those of the node's other open files; a file beside the page cache has some of
- * its own. */
+/* Shares the blocks of the node's other open files; a file with direct I/O has
+ * blocks of its own. */
 static void
 keep_blocks(file *f, bool direct)
 {
@@ -456,7 +457,7 @@ make_file(node *n, int fd, struct fuse_file_info *fi)
     return 0;
 }
 
-/* Close-to-open: whether the kernel's pages are still those of the server. */
+/* Close-to-open: checks whether the kernel's pages are still the server's. */
 static int
 revalidate(node *n, bool *same)
 {
@@ -723,7 +724,7 @@ do_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     fuse_reply_err(req, 0);
 }
 
-/* Names are with the server at once. */
+/* Does nothing: names reach the server at once. */
 static void
 do_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
             struct fuse_file_info *fi)
@@ -747,7 +748,7 @@ do_getlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi,
     }
 }
 
-/* Whether the lock is answered by a fault. */
+/* Returns whether a fault answers the lock. */
 static bool
 lock_fails(fuse_req_t req)
 {
@@ -783,8 +784,8 @@ do_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, int what)
     }
 }
 
-/* As a server does with a host that it has not heard of for long: at SIGUSR1
- * all locks of this host fall.  Nothing tells it but `lost`. */
+/* Drops all locks of this host at SIGUSR1, as a server does for a host that
+ * has been silent for long.  The host only notices by the option `lost`. */
 static void
 drop_locks(int number)
 {
@@ -842,7 +843,7 @@ static const struct fuse_lowlevel_ops operations = {
     .lseek = do_lseek,
 };
 
-/* The index of a word, or the end of the program. */
+/* Returns the index of a word, or ends the program. */
 static int
 choose(const char *option, const char *value, const char *const *words)
 {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The life of a real shared file system, as tools/shared leads it."""
+"""tools/shared starts, repairs and ends real shared file systems."""
 
 import os
 import pathlib
@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture
 def place():
-    """A directory for a file system; nothing of it is left."""
+    """A directory for a file system; the test leaves nothing of it."""
     with tempfile.TemporaryDirectory(prefix='shared-') as parent:
         directory = pathlib.Path(parent, 'fs')
         yield directory
@@ -60,7 +60,7 @@ def nothing_is_left(directory):
     pytest.param('ceph', marks=[
         pytest.mark.long, pytest.mark.needs('ceph', 'network')])])
 def test_life(place, kind):
-    """Up, used, up again, one host dead, mended, and down."""
+    """A file system starts, works, loses a host, is repaired, and ends."""
     said = tool('up', kind, '--directory', place)
     one, two = re.findall(r'^  (/.*)$', said, re.M)
     pathlib.Path(one, 'word').write_text('from one')
@@ -74,7 +74,7 @@ def test_life(place, kind):
     for process in live_process.marked(place):
         if process.session() == pid:
             process.kill()
-    # The mount leads nowhere.
+    # The mount is broken.
     repositories.eventually(lambda: not os.path.exists(f'{two}/word'), 60)
     assert re.search(r'^two +down', tool(
         'status', '--directory', place, status=1), re.M)
@@ -182,7 +182,7 @@ def test_foreign_directory(place):
 
 
 def test_words():
-    """Help, and wrong commands."""
+    """The tool prints its help, and errors for wrong commands."""
     assert 'tools/shared up' in tool('--help')
     assert 'see tools/shared --help' in tool('fly', status=2)
     assert "unknown file system 'cloth'" in tool('up', 'cloth', status=2)

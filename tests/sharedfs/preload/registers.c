@@ -4,9 +4,9 @@
  *
  * User-mode Linux 6.1 has 2,696 bytes for a process's extended registers.  A
  * processor with AMX has 11,008, and its Linux sets them only as a whole: it
- * fails with EFAULT where less is given.  So what is to be set is passed on
- * with zeros behind it.  The header says which registers are in use, and the
- * added ones are not: Linux gives AMX only to processes that ask for it.
+ * fails with EFAULT where less is given.  So the registers are passed on with
+ * zeros behind them.  The header says which registers are in use, and the
+ * added ones are not: Linux gives AMX only to processes that request it.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -19,14 +19,14 @@
 static char registers[16 << 10];
 static long (*real)(int, ...);
 
-/* Before user-mode Linux runs on small stacks of its own. */
+/* Runs before user-mode Linux uses small stacks of its own. */
 __attribute__((constructor)) static void
 find_real(void)
 {
     real = (long (*)(int, ...))dlsym(RTLD_NEXT, "ptrace");
 }
 
-/* By one thread: user-mode Linux has one processor. */
+/* One thread calls this: user-mode Linux has one processor. */
 long
 ptrace(enum __ptrace_request request, ...)
 {
