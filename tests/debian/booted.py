@@ -82,7 +82,7 @@ class Debian:
         return enter
 
     def close(self):
-        """End all that runs there. Its files stay."""
+        """End all processes there. Its files stay."""
         self._boot.stdin.close()
         self._boot.wait(START_SECONDS)
         self._boot.stdout.close()
@@ -94,12 +94,12 @@ class Debian:
         self.close()
 
     def run(self, script, user='root', check=True, **environment):
-        """Have a shell run a script; its output, with that of errors.
+        """Have a shell run a script; return its output, with that of errors.
 
         :raises Failed: it ended with another status than 0, and `check`
         """
-        # apt gets packages as this machine does. All else has the network of
-        # the Debian, which reaches nothing.
+        # apt gets packages as this machine does. Everything else has the
+        # network of the Debian, which reaches nothing.
         network = [] if script.startswith('apt-get ') else ['--net']
         script = 'set -e\n' + ''.join(
             f'export {name}={shlex.quote(str(value))}\n'

@@ -45,7 +45,7 @@ def setup_cfg():
 
 @pytest.fixture(scope='module')
 def control():
-    """The fields of each package, that of the sources under ''."""
+    """Return the fields of each package, those of the sources under ''."""
     found = {}
     for text in (DEBIAN / 'control').read_text().split('\n\n'):
         fields = dict(re.findall(r'^([A-Z][\w-]+):((?:.*\n? )*.*)', text,
@@ -55,7 +55,7 @@ def control():
 
 
 def required(lines):
-    """Requirements by the names that Debian's packages have after python3-."""
+    """Return requirements by their names in Debian after python3-."""
     for line in lines:
         if line.strip() and not line.startswith('#'):
             found = requirements.Requirement(line.partition(' #')[0])
@@ -64,7 +64,7 @@ def required(lines):
 
 
 def lines(kind):
-    """The lines of all packages' files of a kind, such as ``install``."""
+    """Return the lines of all packages' files of a kind: ``install``, ..."""
     for path in DEBIAN.glob(f'*.{kind}'):
         for line in path.read_text().splitlines():
             yield line.split()
@@ -167,7 +167,7 @@ def test_the_tests_of_the_build_have_their_files(tmp_path):
 
 
 def test_an_upgrade_restarts_nothing():
-    """The guide has a check before that."""
+    """An upgrade restarts no daemon: the guide has a check before it."""
     rules = (DEBIAN / 'rules').read_text()
     calls = re.findall(r'^\tdh_installsystemd (?:.*\\\n)*.*', rules, re.M)
     assert len(calls) == 2
@@ -203,7 +203,10 @@ def test_packages_have_the_version_of_the_wheel(tmp_path):
 
 
 def test_what_breaks_eventlet_is_not_installed_with_glance(control):
-    """See the comment in debian/control."""
+    """Glance's host gets no library that breaks eventlet.
+
+    See the comment in debian/control.
+    """
     for package in ('python3-glance-dedup', 'dedupd'):
         for field in ('Depends', 'Recommends'):
             assert 'trio' not in control[package][field]
@@ -234,7 +237,7 @@ def test_wrong_arguments(arguments, told):
 @pytest.mark.timeout(2 * LONG_SECONDS)
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can boot a Debian')
 def test_a_new_operator_gets_through(tmp_path):
-    """The packages, from the build to the purge, as the guide has it."""
+    """A new operator follows the guide, from the build to the purge."""
     directory = tmp_path / 'packages'
     subprocess.run([TOP / 'tools/packages', 'trixie', directory], check=True,
                    timeout=LONG_SECONDS)

@@ -40,7 +40,7 @@ NAMES = ('python3-glance-dedup', 'dedupd', 'dedupd-nova-base',
 MIB = 1 << 20
 PATIENCE = 120
 REPOSITORY = '/var/lib/glance/dedup'
-#: Of its file system; less than `BALLAST` and `TOO_MUCH` together.
+#: Bytes of its file system; less than `BALLAST` and `TOO_MUCH` together.
 REPOSITORY_MIB = 256
 BALLAST = 150 * MIB
 TOO_MUCH = 120 * MIB
@@ -125,7 +125,7 @@ runuser -u dedupd -- glance-dedup --repository /var/lib/dedupd-cache/images \
 
 
 def raise_version(directory, target):
-    """Packages with the same contents and a higher version, in `target`."""
+    """Copy packages with a higher version to `target`."""
     for path in packages(directory):
         tree = target / 'tree'
         subprocess.run(['dpkg-deb', '-R', path, tree], check=True,
@@ -147,7 +147,7 @@ def packages(directory):
 
 
 class Walk:
-    """The operator, and how far they have come."""
+    """The operator, and the progress of the walk."""
 
     def __init__(self, debian):
         self.debian = debian
@@ -228,7 +228,7 @@ class Walk:
             time.sleep(0.2)
 
     def make_file(self, name, seed, size):
-        """A file of no pattern, with zeros at its end; its name there."""
+        """Make a file with zeros at its end; return its name."""
         path = self.debian.path(f'/srv/{name}')
         path.write_bytes(random.Random(seed).randbytes(size) + bytes(MIB))
         return f'/srv/{name}'
@@ -366,7 +366,7 @@ def dashboard_answers(walk):
 
 
 def stop_the_daemon(walk):
-    """The page's table: nothing but collection waits for dedupd."""
+    """By the page's table, only collection waits for dedupd."""
     walk.root('systemctl stop dedupd')
     walk.require_all()
     walk.upload('without', 11)
@@ -377,7 +377,7 @@ def stop_the_daemon(walk):
 
 
 def damage_groups(walk):
-    """A backup, damage, and the repair that the guide names."""
+    """Follow the guide's backup, and its repair of damaged groups."""
     text = next(block.text for block in documents.blocks(BACKUP)
                 if block.section == 'Backup')
     walk.root('mkdir -p /backup')
@@ -402,7 +402,7 @@ def damage_groups(walk):
 
 
 def fill_the_disk(walk):
-    """An upload is refused, and there is room again after a deletion."""
+    """Fill the disk: an upload is refused, and works after a deletion."""
     walk.upload('ballast', 12, BALLAST, '--store dedup1')
     ballast = next(reversed(walk.images))
     said = walk.upload('refused', 13, TOO_MUCH, '--store dedup1', check=False)
@@ -463,7 +463,7 @@ def main_pid(walk):
 
 
 def remove(walk):
-    """Off the host; the repository stays, and can be used again."""
+    """Remove the packages; the repository stays, and can be used again."""
     walk.root('apt-get remove dedupd python3-glance-dedup')
     assert main_pid(walk) == 'MainPID=0\n', 'dedupd still runs'
     assert walk.debian.path('/etc/dedupd/dedupd.conf').exists()
@@ -476,7 +476,7 @@ def remove(walk):
 
 
 def files(debian):
-    """The names of all that is on its disk."""
+    """Return the names of all files on its disk."""
     for directory, names, others in os.walk(debian.directory):
         place = f'/{os.path.relpath(directory, debian.directory)}/'
         place = place.replace('/./', '/')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that has the roots; and one in which the plugin is installed."""
+"""The machine of the roots; and one in which the plugin is installed."""
 
 import os
 

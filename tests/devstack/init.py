@@ -40,7 +40,7 @@ def show(path, root):
     if set(os.listdir(target)) != set(os.listdir(path)):
         mount('--bind', path, target)
         mount('-o', 'remount,bind,ro', target)
-    # Others than root must get there, too: /root is closed to them.
+    # Other users must get there, too: /root is closed to them.
     for parent in target.parents:
         if parent == root:
             break
@@ -56,7 +56,7 @@ def build(layer, lower, shown):
     :param lower: directories of layers below, the uppermost first
     :param shown: directories of the host to be seen by every user
     """
-    # No mount is seen outside.
+    # No mount is visible outside.
     mount('--make-rprivate', '/')
     root = layer / 'root'
     for name in ('changes', 'work', 'root'):
@@ -82,7 +82,7 @@ def enter(root):
     namespace has it mounted.
     """
     os.chdir(root)
-    # The old root lies on the new one afterwards; see pivot_root(2).
+    # The old root is on top of the new one afterwards; see pivot_root(2).
     subprocess.run(['pivot_root', '.', '.'], check=True, timeout=60)
     subprocess.run(['umount', '--lazy', '.'], check=True, timeout=60)
     os.chdir('/')

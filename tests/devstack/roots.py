@@ -59,7 +59,7 @@ class Failed(AssertionError):
 
 
 class Root:
-    """See above; from :class:`Machine`."""
+    """A root of its own; see above; :class:`Machine` makes it."""
 
     def __init__(self, machine, layer, lower):
         self.layer = layer
@@ -80,7 +80,7 @@ class Root:
         self._pid = _child(self._init)
 
     def close(self):
-        """End all that runs in it. Its files stay for layers above."""
+        """End all processes in it. Its files stay for layers above."""
         self._init.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._init.wait(START_TIMEOUT)
@@ -95,7 +95,7 @@ class Root:
         self.close()
 
     def command(self, *command, user='root', directory='/'):
-        """The command, so as to be run from outside."""
+        """Return the command that runs a command in it from outside."""
         become = []
         if user != 'root':
             become = ['setpriv', f'--reuid={user}', f'--regid={user}',
@@ -105,7 +105,7 @@ class Root:
                 *map(str, command)]
 
     def run(self, *command, user='root', check=True, data=None, **options):
-        """Run it; its output, with that of errors.
+        """Run a command; return its output, with that of errors.
 
         :raises Failed: it ended with another status than 0, and `check`
         """

@@ -25,7 +25,7 @@ KILL_AFTER = 30   # seconds
 
 
 def read_unit(name):
-    """A unit's [Service]; of an option, all values."""
+    """Return a unit's [Service]; of an option, all values."""
     options = {}
     section = None
     for line in (UNITS / name).read_text().splitlines():
@@ -38,7 +38,7 @@ def read_unit(name):
 
 
 def main_pid(name):
-    """The process that runs, or None."""
+    """Return the process that runs, or None."""
     try:
         pid = int((STATE / name).read_text())
         state = pathlib.Path(f'/proc/{pid}/stat').read_text()
@@ -58,7 +58,7 @@ def make_directories(options):
 
 
 def become(options):
-    """The user, the group and the environment that a unit names."""
+    """Take on a unit's user, group and environment."""
     user = pwd.getpwnam(options.get('User', ['root'])[-1])
     os.initgroups(user.pw_name, user.pw_gid)
     os.setgid(user.pw_gid)

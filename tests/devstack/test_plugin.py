@@ -35,7 +35,7 @@ DEDUPD = f'{roots.VENV}/bin/dedupd '
 RELAY = f'{roots.VENV}/bin/dedupd-relay '
 OFFLINE = 'OFFLINE=True\n'
 FILTERS = '/dev/shm/glance-dedup-stack'
-#: Where DevStack and its plugins write, but for logs.
+#: Directories of DevStack and its plugins, except for logs.
 PLACES = ('/etc', '/usr/local', '/run', '/dev/shm', roots.STACK / 'data')
 
 # Parse as glance-api does.
@@ -86,7 +86,7 @@ def glance_url(root):
 
 
 def store_images(root, *stores):
-    """Upload to stores, None for the default; download; ids by store."""
+    """Upload to stores (None: the default), download; return ids by store."""
     return json.loads(root.run(
         sys.executable, '-c', IMAGES, glance_url(root), json.dumps(stores),
         directory=roots.TOP))
@@ -99,7 +99,7 @@ def images(root):
 
 
 def processes(root, program):
-    """Ids and users of the processes that run a program."""
+    """Return ids and users of the processes that run a program."""
     return [line.split()[:2] for line in root.run(
         'ps', '-eww', '-o', 'pid=,user=,args=').splitlines()
         if str(program) in line]
@@ -117,7 +117,7 @@ def task(root, name):
 
 
 def refused(root, last='pre-install'):
-    """stack.sh does not come to the end of a phase; its last words."""
+    """Require that stack.sh fails in a phase; return its last words."""
     with pytest.raises(roots.Failed) as caught:
         root.stack(last)
     assert f'=== {last}' in caught.value.output
@@ -184,7 +184,7 @@ def test_what_belongs_to_whom(stacked):
     assert owner(DATADIR) == 'stack 700'
     assert owner('/run/dedupd') == 'stack 755'
     assert owner('/run/dedupd/dedupd.sock') == 'stack 600'
-    # After a reboot, too.
+    # The same holds after a reboot.
     stacked.run('rm', '-r', '/run/dedupd')
     stacked.run('systemd-tmpfiles', '--create')
     assert owner('/run/dedupd') == 'stack 755'
@@ -220,7 +220,7 @@ def test_tempest_is_configured(stacked, tmp_path):
                  'collect_command'):
         stacked.run(*conf.dedup[name].split(), user='stack')
         if name == 'daemon_start_command':
-            # The tests wait, as here: systemd does not.
+            # The tests wait, too: systemd does not.
             repositories.eventually(lambda: is_ready(
                 stacked, conf.dedup.daemon_url), roots.START_TIMEOUT)
     given = {line.split()[0] for line in
@@ -251,7 +251,7 @@ def load_tempest_options():
 
 
 def test_again_and_away(root):
-    """stack, unstack, stack, stack, clean: nothing doubled, nothing left."""
+    """Stacking again doubles nothing, and cleaning leaves nothing."""
     before = root.files(*PLACES)
     root.local_conf(OFFLINE)
     root.stack()
@@ -266,7 +266,7 @@ def test_again_and_away(root):
                     check=False) == 'disabled\n'
     assert root.exists(f'{DATADIR}/repository.json')
 
-    # The database of Glance is a new one, and so is the repository.
+    # Glance's database is a new one, and so is the repository.
     root.stack()
     assert glance_conf(root) == first
     assert images(root) == []
@@ -431,7 +431,10 @@ def test_the_cache_beside_all_else(root):
 
 
 def test_the_cache_of_a_compute_host(root):
-    """The controller is another host; its certificate was copied."""
+    """A compute host's cache uses another host's controller.
+
+    Its certificate was copied.
+    """
     root.local_conf(OFFLINE + 'ENABLED_SERVICES=n-cpu,dedup-cache\n'
                     'SERVICE_HOST=192.0.2.1\n')
     assert refused(root).endswith(
@@ -535,12 +538,12 @@ def test_messages(root):
      'The plugin must be enabled by the name glance-dedup'),
 ])
 def test_bad_settings(machine, localrc, words):
-    """Before anything is installed or written."""
+    """A bad setting is refused before anything is installed or written."""
     with machine.root() as root:
         before = root.files(*PLACES)
         root.local_conf(localrc)
         assert words in refused(root)
-        # Cleaning up is possible all the same.
+        # Cleaning up still works.
         root.clean()
         assert root.exists('/etc/passwd')
         assert before <= root.files(*PLACES)
@@ -582,7 +585,7 @@ SCRIPTS = sorted([
 
 @pytest.mark.parametrize('path', SCRIPTS, ids=lambda path: path.name)
 def test_shell_style(path):
-    """bashate as DevStack runs it, and shellcheck."""
+    """The shell scripts pass bashate as DevStack runs it, and shellcheck."""
     bashate = pathlib.Path(sys.executable).parent / 'bashate'
     for command in ([bashate, '-iE006', '-eE005,E042'],
                     ['shellcheck', '--external-sources']):

@@ -84,7 +84,7 @@ def tools(tmp_path_factory):
 
 
 def make_debian(directory, *options, suite=None):
-    """A Debian, this machine's or another, from the mirrors of its apt.
+    """Make a Debian, this machine's or another, from apt's mirrors.
 
     :param options: which packages, for mmdebstrap
     """
@@ -137,7 +137,7 @@ class Host:
 
 @pytest.fixture(scope='module')
 def host(tmp_path_factory):
-    """A host as the role wants it: users, options and an environment."""
+    """A host as the role requires it: users, options and an environment."""
     root = tmp_path_factory.mktemp('debian') / 'root'
     make_debian(root, '--variant=minbase', f'--include={PACKAGES}')
     # apt's lists of packages are missing. Ansible only reads this time.
@@ -156,7 +156,7 @@ def host(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def play(host, tools, wheel, tmp_path_factory):
-    """Applies the playbook to both hosts of the guide's inventory."""
+    """A function that applies the playbook to both hosts of the guide."""
     directory = tmp_path_factory.mktemp('play')
     inventory, _ = (block.text for block in documents.blocks(PAGE)
                     if block.language == 'yaml')

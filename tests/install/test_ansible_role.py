@@ -36,7 +36,7 @@ def all_options():
 
 
 def used():
-    """The variables in tasks, handlers and templates."""
+    """Return the variables in tasks, handlers and templates."""
     return {name for part in ('tasks', 'handlers', 'templates')
             for path in (ROLE / part).iterdir()
             for name in _VARIABLE.findall(path.read_text())}

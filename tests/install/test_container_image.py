@@ -47,7 +47,7 @@ def run(*command, **environment):
 
 
 def command(start):
-    """The words of the page's one command that begins so."""
+    """Return the words of the page's only command with this start."""
     found, = (found.text for block in documents.blocks(PAGE)
               if block.language == 'console'
               for found in documents.commands(block)
@@ -56,7 +56,7 @@ def command(start):
 
 
 def block(language, start):
-    """The text of the page's one such block that begins so."""
+    """Return the text of the page's only block with this start."""
     found, = (found.text for found in documents.blocks(PAGE)
               if found.language == language and found.text.startswith(start))
     return found
@@ -311,7 +311,7 @@ def test_it_tells_systemd_when_it_serves(podman, host, tmp_path):
 
 @pytest.fixture(scope='module')
 def newer_podman(tmp_path_factory):
-    """The files of Debian 13's podman, which makes units; 12 has none."""
+    """The files of Debian 13's podman, which makes units, unlike 12's."""
     root = tmp_path_factory.mktemp('trixie') / 'root'
     test_ansible.make_debian(root, '--variant=extract', '--include=podman',
                              suite='trixie')

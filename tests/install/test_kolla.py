@@ -55,7 +55,7 @@ def run(*command, cwd, **environment):
 
 
 def block(language, start):
-    """The text of the page's one such block that begins so."""
+    """Return the text of the page's only block with this start."""
     found, = (found.text for found in documents.blocks(PAGE)
               if found.language == language and found.text.startswith(start))
     return found
