@@ -87,7 +87,7 @@ def _whole(config):
 
 
 def _left_out(config):
-    """The marks of tests that do not run unless the command line names them.
+    """Return the marks of tests left out unless the command line names them.
 
     A test that is marked long runs with --long alone.
     """
@@ -214,7 +214,7 @@ def _forget(item, following):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    # Fixtures that other tests have used, too, are torn down in here.
+    # Fixtures of other tests are torn down here, too.
     refused = item.config.stash[_GUARD].end()
     try:
         return (yield)
@@ -256,7 +256,7 @@ def pytest_keyboard_interrupt(excinfo):
 
 @pytest.fixture(scope='session', autouse=True)
 def no_filters_left(tmp_path_factory):
-    """Commands that the tests run make them in /dev/shm, as users' do."""
+    """Remove the filters that the tests' commands make in /dev/shm."""
     yield
     from tests.support import repositories
     repositories.remove_filters(tmp_path_factory.getbasetemp())

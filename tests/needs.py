@@ -92,7 +92,7 @@ def profiles():
 
 @functools.cache
 def environments():
-    """The names of the services that have an environment of their own."""
+    """Return the names of the services with environments of their own."""
     return {path.stem for path in
             (TOP / 'tests/cloud/requirements').glob('*.txt')}
 
@@ -136,7 +136,7 @@ def needs_of(item):
 
 @functools.cache
 def _programs(package):
-    """The names of an installed package's programs."""
+    """Return the names of an installed package's programs."""
     found = set()
     for listing in [*_DPKG.glob(f'{package}.list'),
                     *_DPKG.glob(f'{package}:*.list')]:
@@ -149,7 +149,7 @@ def _programs(package):
 
 @functools.cache
 def undeclared(declared):
-    """The names of programs that a test with these needs may not start."""
+    """Return the programs that a test with these needs may not start."""
     packages = profiles()
     allowed = set().union(*(packages.get(name, ()) for name in BASE),
                           *(packages.get(name, ()) for name in declared))
@@ -161,7 +161,7 @@ def _find_program(program, directory, environment):
     """Return the path of a program that is to be started."""
     program = os.fsdecode(program)
     if '/' not in program:
-        # An environment of its own may have a PATH without the guard.
+        # The program's own environment may have a PATH without the guard.
         places = os.pathsep.join(os.get_exec_path(environment))
         program = shutil.which(program, path=places) or program
     return pathlib.Path(os.path.abspath(os.path.join(
@@ -188,7 +188,7 @@ class Guard:
         shutil.rmtree(self.place)
 
     def _directory(self, declared):
-        """The directory of programs that refuse to run."""
+        """Return the directory of programs that refuse to run."""
         if declared not in self._directories:
             directory = self.place / str(len(self._directories))
             directory.mkdir(mode=0o755)

@@ -30,10 +30,10 @@ from xdist import scheduler
 
 HERE = pathlib.Path(__file__).resolve().parent
 FILE = HERE / 'durations.json'
-#: Seconds from the begin to the end of a run without options, and of one of
+#: Seconds from the begin to the end of a run without options, and of a run of
 #: the slow tests alone.
 WHOLE = 'all tests'
-#: Of each, every test may run in another process.
+#: Every test in these files may run in another process.
 SPLIT = {'tests/unit/test_c.py'}
 #: Tests that need compute hosts of their own, and tests that do not.
 GROUPS = {
@@ -48,7 +48,7 @@ GROUPS = {
 
 
 def scope_of(node_id):
-    """The scope of a test."""
+    """Return the scope of a test."""
     path = node_id.partition('::')[0]
     if path in SPLIT:
         return node_id

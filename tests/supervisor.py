@@ -64,7 +64,7 @@ def _name(pid):
 
 
 def _end_all():
-    """Kill the children, and theirs, which become ours; the names of all."""
+    """Kill all children, and their orphans; return the names of all."""
     names = {}
     deadline = time.monotonic() + _LIMIT
     while (children := _children()) and time.monotonic() < deadline:
@@ -91,7 +91,7 @@ def _begin():
 
 
 def _reap(wanted):
-    """Reap all that has ended, orphans, too; the status of the one wanted."""
+    """Reap ended processes, orphans, too; return the wanted one's status."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -101,10 +101,10 @@ def _reap(wanted):
 
 
 def run(command):
-    """Run a command; its exit status."""
+    """Run a command; return its exit status."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # A handler of Python's would not run while a system call waits that began
-    # just after the signal came. So signals are waited for.
+    # A Python handler would not run during a system call that begins just
+    # after the signal. So the supervisor waits for signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     # The caller may ignore the signal. Then Linux would not report an end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -42,7 +42,7 @@ def test_plyvel_can_be_compiled(tmp_path):
 
 @pytest.mark.needs('libvirtd')
 def test_libvirt_can_start_qemu():
-    """A daemon without the driver runs, and refuses every connection."""
+    """libvirt's driver is listed: without it the daemon runs, but refuses."""
     package = 'libvirt-daemon-driver-qemu'
     assert package in packages('libvirtd', 'dpkg')
     if not shutil.which('dpkg-query'):
@@ -63,7 +63,7 @@ def test_libvirt_can_start_qemu():
         ('/sbin/mkfs.ext4', 'e2fsprogs', 'disks'),
         ('/sbin/mkfs.xfs', 'xfsprogs', 'disks'))])
 def test_programs_of_tests(program, package, profile):
-    """A Debian made for a container or a cloud may come without them."""
+    """Programs are listed that a minimal Debian may lack."""
     assert package in packages(profile, 'dpkg')
     if not shutil.which('dpkg-query'):
         pytest.skip('not Debian: nobody has installed it')

@@ -116,13 +116,13 @@ def test_a_hook_finds_what_is_wrong(name, wrong, tmp_path):
 
 # -- .zuul.yaml ---------------------------------------------------------------
 
-#: Of openstack-zuul-jobs, and the environments of tox that each runs.
+#: Templates of openstack-zuul-jobs, and the tox environments of each.
 TEMPLATES = {
     'openstack-python3-jobs': {'pep8', 'py3'},
     'openstack-cover-jobs': {'cover'},
     'publish-openstack-docs-pti': {'docs'},
     'release-notes-jobs-python3': {'releasenotes'}}
-#: Jobs of others that ours begin with.
+#: Others' jobs that are parents of ours.
 PARENTS = {'openstack-tox', 'devstack-tempest'}
 
 
@@ -183,7 +183,10 @@ def test_the_job_with_devstack_uses_the_plugin():
 
 
 def test_a_change_that_no_job_needs_is_one_of_documents():
-    """A pattern for files that are not there would skip a job silently."""
+    """Each job's patterns match files that only documents need.
+
+    A pattern without a file would skip a job silently.
+    """
     for job in jobs().values():
         for pattern in job['irrelevant-files']:
             found = [name for name in tracked() if re.search(pattern, name)]

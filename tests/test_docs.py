@@ -186,7 +186,7 @@ def test_manual_pages(place):
 
 
 def page_of(path):
-    """A manual page as it is shown."""
+    """Return a manual page as it is shown."""
     name = path.name.split('.')[0]
     result = subprocess.run(
         ['lexgrog', path], capture_output=True, text=True, timeout=200)
@@ -197,7 +197,7 @@ def page_of(path):
         capture_output=True, text=True,
         env={**os.environ, 'MANWIDTH': '80', 'LC_ALL': 'C.UTF-8'})
     assert result.returncode == 0 and not result.stderr, result.stderr
-    # Bold is a letter over itself.
+    # Bold is a letter typed over itself.
     return re.sub('.\b', '', result.stdout)
 
 
@@ -252,7 +252,7 @@ def drawing():
 
 @pytest.mark.parametrize('name', ['overview', 'life'])
 def test_a_picture_is_what_its_program_draws(name):
-    """Text is text, and both light and dark have colours."""
+    """A picture equals its program's output, and has text and both colours."""
     path = documents.SOURCE / 'images' / f'{name}.svg'
     text = path.read_text()
     assert text == str(drawing()['PICTURES'][name]()), (
@@ -267,7 +267,7 @@ def test_a_picture_is_what_its_program_draws(name):
              for box in tree.iter(f'{SVG}rect') if box.get('rx')]
     for words in tree.iter(f'{SVG}text'):
         x, y = int(words.get('x')), int(words.get('y'))
-        # A letter of 13 pixels is seven wide, on the average; of bold, eight.
+        # A letter of 13 pixels is seven wide, on average; a bold one, eight.
         half = len(words.text) * (4.2 if words.get('class') == 'name'
                                   else 3.6)
         if words.get('text-anchor') == 'start':
@@ -296,12 +296,12 @@ DESIGN = ('access', 'cache', 'daemon', 'design', 'hints', 'hosts',
 
 
 def guide(name):
-    """The text of a page for contributors."""
+    """Return the text of a page for contributors."""
     return (documents.SOURCE / 'contributor' / f'{name}.rst').read_text()
 
 
 def glossary():
-    """The terms, with the meaning of each."""
+    """Return the terms, with the meaning of each."""
     body = guide('glossary').partition('.. glossary::\n\n')[2]
     parts = re.split(r'^   (\S.*)$', body, flags=re.MULTILINE)[1:]
     return list(zip(parts[::2], parts[1::2]))
@@ -316,7 +316,7 @@ def test_the_glossary_defines_each_term_once_in_order():
 
 
 def test_terms_of_the_glossary_are_used():
-    """Elsewhere in the contributor's guide; else none is needed."""
+    """The contributor's guide uses each term of the glossary elsewhere."""
     text = ' '.join(' '.join(map(guide, (
         *DESIGN, 'format', 'format-derived', 'volumes'))).split()).lower()
     for term, _ in glossary():
@@ -400,7 +400,7 @@ def test_a_page_can_be_read_at_one_sitting(page):
 # -- commands -----------------------------------------------------------------
 
 class Misused(Exception):
-    """The program would not take this command line."""
+    """The program would not accept this command line."""
 
 
 @functools.cache
@@ -409,7 +409,7 @@ def application():
 
 
 def parser_of(words):
-    """The parser of a command, and the words that are its arguments."""
+    """Return the parser of a command, and the words of its arguments."""
     app = application()
     try:
         factory, name, rest = app.command_manager.find_command(list(words))
@@ -477,7 +477,7 @@ _BEFORE = re.compile(
 
 
 def used(text):
-    """The programs of ours in a line of shell, with their arguments."""
+    """Return our programs in a line of shell, with their arguments."""
     for part in re.split(r'[|;]|&&', text):
         part = _BEFORE.sub('', part.strip(), count=1)
         try:
@@ -583,7 +583,7 @@ def names_of(options):
 
 
 def test_options_of_sentences():
-    """``dedup_store_...``, wherever it stands."""
+    """Each ``dedup_store_...`` in a page is an option."""
     known = names_of(store_opts.dedup_opts)
     for page in documents.pages():
         for name in re.findall(r'\bdedup_store_[a-z_]*[a-z]',
@@ -623,7 +623,7 @@ def test_options_of_blocks():
 # -- files --------------------------------------------------------------------
 
 def test_files_of_the_checkout():
-    """``tools/demo`` and others are there."""
+    """The named files of the checkout exist, such as ``tools/demo``."""
     tops = '|'.join(path.name for path in TOP.iterdir() if path.is_dir()
                     and not path.name.startswith('.') and path.name != 'build')
     found = 0
@@ -678,7 +678,7 @@ def messages():
 
 @functools.cache
 def pattern(text):
-    """Compile it, with anything where it has ..."""
+    """Compile a pattern that matches anything for each ..."""
     return re.compile(re.escape(text).replace(r'\.\.\.', '(.+)'))
 
 

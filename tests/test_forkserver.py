@@ -17,7 +17,7 @@ COMMAND = [sys.executable, '-m', 'glance_dedup.cli.entry']
 
 
 def run(*arguments, **options):
-    """The same command, forked and executed."""
+    """Yield the same command, forked and executed."""
     results = []
     for environment in ({}, {'GLANCE_DEDUP_TEST_EXEC': '1'}):
         environment |= {**os.environ, 'PYTHONPATH': str(TOP)}
@@ -115,7 +115,7 @@ def test_time_zone():
 
 
 def test_a_long_command():
-    """Longer than a message to the server may be."""
+    """A command longer than a message to the server is executed."""
     words = ['x' * 90] * 15_000
     assert program('import sys; print(len(sys.argv))', *words) == '15001\n'
     assert program('print("next")') == 'next\n'

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The format of the engine and of the checker is that of the pages.
+"""The engine's and the checker's format is that of the pages.
 
 The engine has tables of fields, the checker formats of :mod:`struct`. Both
 were written from ``format.rst``, ``format-derived.rst`` and
@@ -64,7 +64,7 @@ _ROW = re.compile(r'(\d+) +(\d+) +(.*)')
 
 
 def documented(heading, which):
-    """Offset, size and words of each row of a table of the pages."""
+    """Return offset, size and words of each row of a table of the pages."""
     text = '\n'.join(page.read_text() for page in FORMAT)
     headings = [*_HEADING.finditer(text)]
     found, = (n for n, one in enumerate(headings) if one[1] == heading)

@@ -34,7 +34,7 @@ ENGINE = (
     'volume', 'maintenance', 'exchange')
 #: The binding to Python includes itself and all of the engine.
 BINDING = 'binding'
-#: So does the plugin for nbdkit, which does without Python.
+#: The plugin for nbdkit does, too; it does without Python.
 NBDKIT = 'nbdkit'
 #: Folders of ``tests/c`` besides those of the engine.
 TESTS_ALONE = {'support', 'whole'}
@@ -269,7 +269,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]*)[">]',
 
 
 def place_of(path):
-    """The folder of the engine, or the binding; None: it has no place.
+    """Return the engine's folder, or the binding; None: it has no place.
 
     :param path: of a C file, from ``glance_dedup``
     """
@@ -378,7 +378,7 @@ def prefixes(path, text):
 
 
 def stray_functions(path, text):
-    """The functions of a header that are named like another file's."""
+    """Return a header's functions that have another file's prefix."""
     text = re.sub(r'/\*.*?\*/', '', text, flags=re.DOTALL)
     text = re.sub(r'^[ \t]*#(?:.*\\\n)*.*$', '', text, flags=re.MULTILINE)
     text = re.sub(r'typedef[^;{]*\([^;]*;', '', text)
@@ -474,7 +474,7 @@ def test_includes_of_others():
 
 
 def concepts():
-    """The engine's files without their ending, by folder."""
+    """Return the engine's files without their ending, by folder."""
     found = {folder: set() for folder in ENGINE}
     for path in c_files(PACKAGE):
         folder = place_of(path)
@@ -484,7 +484,10 @@ def concepts():
 
 
 def test_tests_mirror_the_engine():
-    """``tests/c/FOLDER/test_FILE.c``, or ``test_FILE_more.c``."""
+    """The engine's file has ``tests/c/FOLDER/test_FILE.c`` or the like.
+
+    A longer name is ``test_FILE_more.c``.
+    """
     lost = []
     for path in sorted(TESTS.rglob('*.[ch]')):
         folder = path.parent.name
@@ -499,7 +502,7 @@ def test_tests_mirror_the_engine():
 # -- Python -------------------------------------------------------------------
 
 def package_of(module):
-    """The row of :data:`PACKAGES` that a module belongs to, or None."""
+    """Return the row of :data:`PACKAGES` of a module, or None."""
     parts = module.split('.')
     for length in (3, 2):
         if '.'.join(parts[:length]) in PACKAGES:
@@ -508,7 +511,7 @@ def package_of(module):
 
 
 def may_import(package):
-    """Full names of packages, and of modules that stand for themselves."""
+    """Return full names of packages, and of modules with their own row."""
     found = set()
     for name in PACKAGES[package].split():
         top = name.partition('.')[0]
@@ -553,7 +556,7 @@ def wrong_imports(files):
 
 @functools.cache
 def modules():
-    """The text of each module of ours; of packages, unless it is empty."""
+    """Yield the text of each module of ours; of packages, unless empty."""
     found = {}
     for root in ('glance_dedup', 'dedupd'):
         for path in sorted((TOP / root).rglob('*.py')):

@@ -141,7 +141,7 @@ def test_a_mark_takes_names_only(run, arguments):
 
 
 def test_a_declaration_that_would_have_no_effect():
-    """Above the fixture it is not that of the function."""
+    """A declaration above the fixture's decorator is an error."""
     with pytest.raises(TypeError, match='goes below pytest.fixture'):
         @needs.of('shellcheck')
         @pytest.fixture

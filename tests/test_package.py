@@ -97,7 +97,7 @@ def test_files(tree, tmp_path):
 
 @pytest.mark.slow
 def test_one_version(tree, tmp_path):
-    """The project and its tempest plugin take it from the same place."""
+    """The project and its tempest plugin have the same version."""
     copy = tmp_path / 'copy'
     shutil.copytree(tree, copy, ignore=shutil.ignore_patterns('build'))
 
@@ -132,7 +132,7 @@ def wheel(tree):
 
 @pytest.fixture(scope='module')
 def installed(wheel, tmp_path_factory):
-    """The package in a directory of its own."""
+    """The package, installed in a directory of its own."""
     target = tmp_path_factory.mktemp('installed')
     run(sys.executable, '-m', 'pip', 'install', '--no-deps', '--quiet',
         '--target', target, wheel, cwd='/')

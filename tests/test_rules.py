@@ -31,7 +31,7 @@ STATED = {'I': ('design', 13), 'N': ('protocol', 15), 'R': ('replication', 5),
 
 _LETTERS = ''.join(STATED)
 _DEFINED = re.compile(rf'^([{_LETTERS}]\d{{1,2}}(?:\.\d)?)(?: \(.*\))?$', re.M)
-# A number of the benchmarks' tables or of a standard is no rule.
+# A number in the benchmarks' tables or in a standard is no rule.
 _CITED = re.compile(
     rf'(?<![\w/.#-])([{_LETTERS}]\d{{1,2}}(?:\.\d)?)'
     rf'(?:(?: to |-)([{_LETTERS}]?)(\d{{1,2}}(?:\.\d)?)(?![\w.]\w))?(?!\w)')
@@ -48,7 +48,7 @@ def protocol():
 
 @functools.cache
 def defined():
-    """The pages that state each rule."""
+    """Return the pages that state each rule."""
     found = {}
     for page in sorted((TOP / 'doc' / 'source').rglob('*.rst')):
         for rule in _DEFINED.findall(page.read_text()):
@@ -86,7 +86,7 @@ def files(*names):
 
 
 def is_defined(rule):
-    """Rules are defined as a whole, or step by step."""
+    """Return whether a rule is defined as a whole, or step by step."""
     return rule in defined() or any(
         other.startswith(rule + '.') for other in defined())
 
@@ -129,7 +129,7 @@ def steps():
 
 
 def mutants_of(text, kind):
-    """The mutants that a step names: of the code, or of the model."""
+    """Return the mutants that a step names: of the code, or of the model."""
     return {name for found, names in _MUTANTS.findall(text) if found == kind
             for name in re.findall(r'``([\w-]+)``', names)}
 

@@ -74,7 +74,7 @@ def test_damaged(tmp_path, text):
 
 
 def test_stated_times_are_those_recorded():
-    """The page on testing, which alone states them, rounds up to minutes."""
+    """The page on testing states the recorded times, rounded up to minutes."""
     page = (documents.SOURCE / 'contributor' / 'testing.rst').read_text()
     for row, seconds in zip(
             (r'``tools/test`` +(\d+) minutes ',

@@ -10,7 +10,7 @@ VERBS = ['reads', 'writes', 'deletes', 'learns']
 
 
 def section(page):
-    """The section of a page."""
+    """Return the section of a page."""
     text = (documents.SOURCE / page).read_text()
     return re.search(r'^Who can do what\n=+\n(.*?)^[^\n]+\n===', text,
                      re.M | re.S)[1]
@@ -25,7 +25,7 @@ def parties():
 
 
 def cited():
-    """The tests of each verb, of each party."""
+    """Return the tests of each verb, of each party."""
     found = {}
     text = section('contributor/breaking.rst')
     for name, block in re.findall(r'^(\S.*)\n((?:    .*\n)+)', text, re.M):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The style of the Python code, of the C code and of the shell scripts."""
+"""The Python code, the C code and the shell scripts follow the style."""
 
 import ast
 import pathlib
@@ -17,7 +17,7 @@ LICENSE = 'SPDX-License-Identifier: Apache-2.0'
 # Long: flake8 reads every file of Python.
 @pytest.mark.timeout(1200)
 def test_python_style():
-    """flake8 with OpenStack's hacking checks, configured in tox.ini."""
+    """flake8 with OpenStack's hacking checks, as in tox.ini, finds nothing."""
     result = subprocess.run(
         [sys.executable, '-m', 'flake8'], cwd=TOP, capture_output=True,
         text=True, timeout=1100)
@@ -47,7 +47,7 @@ def test_docstrings():
 
 
 def sources():
-    """Every source file that is in the repository, or would be."""
+    """Yield every source file that is in the repository, or would be."""
     names = subprocess.run(
         ['git', 'ls-files', '-co', '--exclude-standard'], cwd=TOP, check=True,
         capture_output=True, text=True, timeout=60).stdout.splitlines()
@@ -131,7 +131,7 @@ def test_what_raises_requires():
 
 
 def aliases(text):
-    """Imports of modules of ours under another name than their own.
+    """Yield imports of our modules under another name than their own.
 
     The two names that Python and pytest prescribe are left out.
     """

@@ -75,7 +75,7 @@ def test_what_a_command_leaves(note, ending, status):
 
 
 def test_names():
-    """A program has its own from the start, and none when it has ended."""
+    """A program has its name from the start, and none after its end."""
     for _ in range(20):
         with subprocess.Popen(['sleep', f'{10 * LIMIT}']) as service:
             try:
@@ -127,7 +127,7 @@ def test_ends_of_children_that_the_caller_ignores():
 @pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM,
                                   signal.SIGHUP])
 def test_interrupt(note, sent):
-    """Any request to end is an interrupt, and is given time."""
+    """Any request to end interrupts the command, and waits for it."""
     program = SERVICE + textwrap.dedent("""
         try:
             wait()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The benchmarks of papers, which are programs, as modules for tests."""
+"""The benchmarks of papers are programs; tests use them as modules."""
 
 import importlib
 import pathlib

@@ -31,7 +31,7 @@ def test_three_nights(tmp_path):
     said = run('batch.py', 'nights', '--mib', '12', '--disks', '3', '--ranks',
                '2', '--dir', tmp_path)
     nights = rows(said, r' +[1-3] ')
-    # The first night reads all but zeros twice, or once where it is known.
+    # The first night reads all but zeros twice, or once if it is known.
     read = [row[11] for row in nights]
     assert len(read) == 3 and max(read[1:]) < 0.5 < read[0]
     # A rank keeps 25 MB from the system: see the next test.

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 
 BLOCK = 4096
 MIB = 1 << 20
-#: Of the images that rates are measured with.
+#: MiB of the images that rates are measured with.
 MERGED = 8
 
 
@@ -37,7 +37,7 @@ def images(dede, tmp_path_factory):
 
 @pytest.mark.parametrize('number', range(3))
 def test_savings(dede, images, tmp_path, number):
-    """Merging finds all, and hosts that follow find nearly all before it."""
+    """Merging finds all duplicates; hosts find nearly all while they store."""
     way = dede.WAYS[number]
     exact = len(set(test_hosts.blocks_of(images))) * BLOCK
     kept = dede.store(way, images, str(tmp_path), str(tmp_path))
@@ -169,7 +169,7 @@ def test_index(dede, program, tmp_path):
 
 
 def test_again_is_a_tenth(dede, program, tmp_path, monkeypatch):
-    """Runs of so many entries are merged, and no more than the limit."""
+    """A second merge takes a tenth of the entries, up to the limit."""
     counts = []
     add = dede.exactindex.exactindex.Index.add
     monkeypatch.setattr(
@@ -193,7 +193,7 @@ def test_logs(dede, tmp_path, capsys):
 
 @pytest.fixture
 def found(dede):
-    """Two indexes, with figures that are made up."""
+    """Two indexes with invented figures."""
     def measured(count, size, clock):
         return dede.exactindex.Measured(
             {name: dede.exactindex.Stage(name, count, 1.0, clock)
@@ -213,7 +213,7 @@ def test_table_of_indexes(dede, found, capsys):
 
 
 def test_figures(dede, found, monkeypatch):
-    """MiB against MiB, and millions of records a second."""
+    """The figures plot MiB against MiB, and millions of records a second."""
     drawn = []
     monkeypatch.setattr(dede.plot, 'lines',
                         lambda *args, **_: drawn.append(args))

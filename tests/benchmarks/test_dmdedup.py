@@ -15,7 +15,7 @@ from tests.benchmarks import papers
 
 pytestmark = pytest.mark.long
 
-BLOCKS = 500    # of the disks
+BLOCKS = 500    # blocks of the disks
 MAX_COUNT = 256      # that directmap.c takes at once
 
 
@@ -94,7 +94,7 @@ def run(dmdedup, program, place):
 def test_the_direct_disk_keeps_its_data(run, disk, backend, every):
     found = run(backend, disk.work(disk.data + disk.checks()), every)
     assert found['operations'] == 61
-    assert found['new'] == len(disk.written)    # each content once
+    assert found['new'] == len(disk.written)    # each content is written once
     assert found['points'] == 1 + (60 // every if every else 0)
 
 
@@ -194,7 +194,7 @@ def test_what_was_published(dmdedup, data, backend, every, multiples):
 
 
 def test_hints(dmdedup, monkeypatch, capsys, tmp_path):
-    """The least and the greatest gain; a hint that was not measured is not."""
+    """The hints' smallest and largest gain is shown, if it was measured."""
     asked, drawn = [], []
 
     def measure(*args):
@@ -226,7 +226,7 @@ def test_two_figures(dmdedup, pair, words):
 
 
 def test_tar_files(dmdedup, monkeypatch, capsys):
-    """Zeros are one block that has to be kept."""
+    """Zeros count as one block to be stored."""
     def blocks(zeros, *counts):
         return {'zeros': zeros, 'counts': [list(c) for c in counts]}
 

@@ -46,7 +46,7 @@ def images(tmp_path_factory):
     paths = []
     for name, content in (
             ('one-base', first),
-            # Equal at the same offset, but for a piece; then some more.
+            # Equal at the same offset, except for a piece; then some more.
             ('one-clone', almost[:WINDOW] + rng.randbytes(70000)
              + almost[WINDOW + 70000:] + rng.randbytes(1000)),
             ('two-base', an_image(rng, pieces, 2 * WINDOW + 12345)),
@@ -64,7 +64,7 @@ def images(tmp_path_factory):
 
 
 def blocks_of(path, size):
-    """Blocks by their offsets, the last one filled up with zeros."""
+    """Return blocks by their offsets, the last one filled up with zeros."""
     content = pathlib.Path(path).read_bytes()
     return {at: content[at:at + size].ljust(size, b'\0')
             for at in range(0, len(content), size)}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 
 PAGE = 4096
 MIB = 1 << 20
-BLOCKS = 4 * MIB // PAGE    # of the images that are stored
+BLOCKS = 4 * MIB // PAGE    # of the stored images
 
 
 livedfs = papers.fixture('livedfs')
@@ -234,7 +234,7 @@ def test_other_data_is_noticed(subject, capfd):
 @pytest.fixture
 def stored(livedfs, program, tmp_path):
     def done(name, **how):
-        """An image stored, and once more, by steps of their own."""
+        """Store an image, and store it again, in separate steps."""
         it = livedfs.Subject(program, str(tmp_path / name), str(tmp_path),
                              livedfs.Variant(name, **how))
         return [it.run(True, image, 4, 1) for image in ('one', 'two')]
@@ -242,7 +242,7 @@ def stored(livedfs, program, tmp_path):
 
 
 def test_no_combining(stored):
-    """Between blocks the head goes to the store, and back."""
+    """Between blocks the head moves to the store, and back."""
     base, _ = stored('base', single=False)
     near, _ = stored('near', alone=True)
     far, _ = stored('far', alone=True, elsewhere=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The simulator of rounds."""
+"""The simulator of rounds computes the plans of both heuristics."""
 
 import re
 import subprocess

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The sums of many hosts, and the page that shows them."""
+"""The sums of many hosts are right, as is the page that shows them."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def printed(*options):
 
 
 def sums(*options):
-    """The sums of one number of hosts, by name."""
+    """Return the sums of one number of hosts, by name."""
     lines = printed(*options).split('\n\n')[1].splitlines()
     return {line[:26].strip(): float(line[26:].replace(',', ''))
             for line in lines}
@@ -33,7 +33,10 @@ def test_the_page_shows_what_is_printed():
 
 
 def test_sums_by_hand():
-    """Four hosts, each with one disk of 1,000 segments of 512 blocks."""
+    """The sums match a count by hand for four hosts with a disk each.
+
+    Each disk has 1,000 segments of 512 blocks.
+    """
     size = 1000 * 512 * 4096
     found = sums(
         '--hosts', '4', '--disks', '1', '--disk-gb', str(size / 1e9),

@@ -89,7 +89,7 @@ class Maker:
         del self.images[image_id]
 
     def put_at_once(self, repo, data, *image_ids):
-        """Uploads that do not find one another's blocks."""
+        """Upload in parallel, so that the uploads find no common blocks."""
         with contextlib.ExitStack() as stack:
             transactions = [stack.enter_context(repo.begin(image_id))
                             for image_id in image_ids]
@@ -124,7 +124,7 @@ class Maker:
 
 
 def make_contents(maker):
-    """Every codec, zeros, odd lengths, projects and scopes."""
+    """Make contents of every codec, zeros, odd lengths and projects."""
     with maker.open('none') as repo:
         maker.put(repo, 'empty', b'')
         maker.put(repo, 'three-bytes', b'abc')
@@ -145,9 +145,9 @@ def make_contents(maker):
 
 
 def put_mixed(maker):
-    """Segments that compress, and such that do not, by turns.
+    """Store segments that compress, and others that do not, by turns.
 
-    Where similar blocks are put next to each other, these have lists.
+    Where similar blocks are placed together, these have lists.
     """
     with maker.open('lz4') as repo:
         for number in range(2):
@@ -163,7 +163,7 @@ def recompress(maker):
 
 
 def maintain(maker):
-    """Freed, rewritten and unlinked; damaged; spares; merged recipes."""
+    """Leave freed, rewritten and damaged blocks, spares, merged recipes."""
     pace = pacing.Pace()
     with maker.open('none') as repo:
         for number in range(6):
@@ -221,8 +221,8 @@ def leave_in_flight(maker):
         os.link(maker.path / 'images' / 'plain', spool / f'D-{"5" * 32}')
         for name in spool.iterdir():
             name.chmod(0o600)
-        # A machine's crash took the record that was not synced; behind
-        # these entries somebody gave a slot up.
+        # A machine's crash lost the record that was not synced; behind these
+        # entries a writer gave up a slot.
         before = {number: repositories.Group(maker.path, number).data
                   for number in maintenance.groups(maker.path)}
         maker.put(repo, 'not-published', noise(3 * BLOCK, 340))
@@ -233,7 +233,7 @@ def leave_in_flight(maker):
     file.save()
     for kind in 'TDMOXG':
         assert repositories.spool(maker.path, kind), kind
-    # Somewhere a sync failed.
+    # A sync failed there.
     poisoned = repositories.Group(maker.path, 1)
     record = poisoned.record()
     record[0] += 1
@@ -243,7 +243,7 @@ def leave_in_flight(maker):
 
 
 def make_volumes(maker):
-    """New, cloned, and written, with checkpoints and snapshots."""
+    """Make new, cloned and written volumes, with checkpoints and snapshots."""
     with maker.open('zstd') as repo:
         for name, image_id, options in (
                 ('new', None, {'size': 5 * PART + BLOCK}),
@@ -288,7 +288,7 @@ def leave_volumes(maker):
                     volume.write(noise(BLOCK, 410), part * PART)
                 volume.checkpoint()
     for number, name in enumerate(('not-stored', 'not-marked')):
-        # Killed before the first commit, or behind some: each has links.
+        # Killed before the first commit, or after some: each has links.
         before = len(os.listdir(maker.path / 'images'))
         subprocess.run(
             ['strace', '-f', '-o', os.devnull, '-e', 'trace=linkat', '-e',
@@ -307,7 +307,7 @@ def leave_volumes(maker):
 
 
 def store(path, name):
-    """Write to all parts, not aligned and some of it twice; store it."""
+    """Write to all parts, unaligned and partly twice; store the volume."""
     with repositories.open_repository(path, threads=0) as repo:
         volume = openvolumes.open_volume(repo, name)
         for part in range(12):
@@ -354,7 +354,7 @@ def require_everything(path):
 
 
 def require_lists(path):
-    """Some segments have lists of slots."""
+    """Require that some segments have lists of slots."""
     listed = set()
     for number in maintenance.groups(path):
         file = repositories.Group(path, number)
@@ -368,7 +368,7 @@ def require_lists(path):
 
 
 def cool(maker):
-    """Full groups lose their segments to objects, of which all is cached."""
+    """Move full groups' segments to objects, all of them cached."""
     coldgroups.attach(maker.path)
     with maker.open('none') as repo:
         assert len(coldgroups.cool_all(repo)) > 1
@@ -376,7 +376,7 @@ def cool(maker):
 
 
 def require_cold(path):
-    """Some groups are cold, and others are not."""
+    """Require that some groups are cold, and others are not."""
     majors = {repositories.Group(path, number).data[8]
               for number in maintenance.groups(path)}
     assert 3 in majors and majors & {1, 2}, majors
@@ -392,7 +392,7 @@ def report_of(path):
 
 
 def pack(path, file):
-    """The same repository gives the same archive."""
+    """Pack a repository; the same one gives the same archive."""
     def plain(member):
         member.uid = member.gid = 0
         member.uname = member.gname = ''

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Golden repositories are read, checked, and go on being used."""
+"""Golden repositories can be read, checked, and used further."""
 
 import hashlib
 import json
@@ -94,7 +94,7 @@ def test_they_are_checked(path, expected):
 
 
 def test_they_go_on(path, expected):
-    """Started, counted, collected, merged, scrubbed; and stored into."""
+    """The maintainer's tasks and uploads work on a golden repository."""
     pace = pacing.Pace()
     again = {image_id: f'{image_id}-again'
              for image_id, facts in expected['images'].items() if facts}
@@ -142,7 +142,7 @@ def test_the_catalog_is_rebuilt(path, expected):
 
 
 def test_volumes_go_on(path, expected):
-    """Deleted if that had begun; opened, written, stored, and opened."""
+    """Volumes can be used further; a begun deletion is finished."""
     volumes = expected.get('volumes', {})
     if not volumes:
         return
@@ -176,7 +176,7 @@ def test_volumes_go_on(path, expected):
 
 @pytest.mark.parametrize('similar', [False, True], ids=['', 'similar'])
 def test_they_are_recompressed(path, expected, similar):
-    """Lists set their feature; nothing else does."""
+    """Recompression sets the feature of lists only if it makes lists."""
     with repositories.open_repository(path) as repo:
         with maintaining(repo) as maintainer:
             maintenance.account(maintainer)

@@ -41,7 +41,7 @@ _DEPTH = 400_000
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A rule that is left out."""
+    """A rule that is left out of the model."""
 
     name: str
     number: int
@@ -78,7 +78,7 @@ class Outcome:
 
 
 class Failure(Exception):
-    """The model could not be checked: neither found right nor wrong."""
+    """The model could not be checked, so there is no result."""
 
 
 class Program:
@@ -153,7 +153,7 @@ class Program:
                        seconds)
 
     def trace(self, settings: dict[str, int], timeout: float) -> list[str]:
-        """The steps to the error that the last search found."""
+        """Return the steps to the error that the last search found."""
         printed = self.run(settings, timeout, '-r', f'{_TOP}.trail')
         return [f'{match[1]}: {match[2]}' for match in re.finditer(
             r'proc +\d+ \((\w+)\).*?\t\[(.*)\]$', printed, re.M)]

@@ -260,8 +260,8 @@ FOUND_IN = {
     'next-holder-does-not-settle': ('helping-killed', 'I8_nothing_leaks'),
 }
 
-# Mutants that Spin does not find: another rule makes up for each. The
-# scenario is the one in which it would be found.
+# Mutants that Spin does not find: another rule makes up for each. The scenario
+# is the one in which a search would find it.
 BACKED_UP = {
     'rebuild-without-sync': (
         'deleting',
@@ -307,7 +307,7 @@ BACKED_UP = {
         'helper compares (N12.4).'),
 }
 
-# Rules without a mutant that is found, and why.
+# Rules without a mutant that is found, and the reasons.
 WITHOUT_MUTANT = {
     'N2.4':
         'See rebuild-goes-on. What a rebuild that failed may have left is '

@@ -38,7 +38,7 @@ def require_protocol(program, name, seconds):
         table=25 if scenario.is_large else 21, whole=not scenario.is_open)
     print(f'{name}: {outcome.states:,} states in {outcome.seconds:.1f} s')
     assert outcome.finding == '', f'{name}: {outcome.finding}'
-    # A scenario in which nothing happens proves nothing.
+    # A scenario without events proves nothing.
     assert outcome.states > 1000
 
 

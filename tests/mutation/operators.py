@@ -110,7 +110,7 @@ def _negations(node: tree_sitter.Node, is_c: bool
 
 
 def _tokens(node: tree_sitter.Node) -> collections.abc.Iterator[_Change]:
-    """Operators and constants."""
+    """Yield changes of operators and constants."""
     if node.type in ('binary_expression', 'binary_operator',
                      'boolean_operator', 'comparison_operator',
                      'update_expression', 'assignment_expression',
@@ -147,7 +147,7 @@ def _calls(node: tree_sitter.Node, function: tree_sitter.Node
     name = _callee(node)
     parent = node.parent
     if parent.parent.type != 'expression_statement':
-        # Else the statement is deleted, which is the same.
+        # Otherwise the statement is deleted, which is the same.
         yield ('unsync' if SYNC.search(name) else 'skip-call', node, *place,
                '0')
     target = ''
@@ -193,7 +193,7 @@ def _statements(node: tree_sitter.Node, is_c: bool
 
 
 def _orders(node: tree_sitter.Node) -> collections.abc.Iterator[_Change]:
-    """Two neighbours of which each does something that others can see."""
+    """Yield swaps of two neighbours whose effects others can see."""
     known = [child for child in node.named_children
              if child.type != 'comment']
     for one, two in zip(known, known[1:]):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A plugin of pytest: which test executes which line, and how long it takes.
+"""A pytest plugin that records the lines and times of each test.
 
 Loaded by ``-p tests.mutation.recorder``. Writes JSON to the file that the
 environment variable ``MUTATION_RECORD`` names.

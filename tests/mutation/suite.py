@@ -60,11 +60,11 @@ _MANY = 150             # tests in Python for one mutant
 
 
 class Interrupted(Exception):
-    """The user wants no more."""
+    """The user has interrupted the run."""
 
 
 class Runner:
-    """Runs commands, all of which :meth:`interrupt` ends."""
+    """Runs commands, and ends them all in :meth:`interrupt`."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen] = set()
@@ -347,8 +347,8 @@ class Suite:
 
     def _make_counting(self, tree: pathlib.Path) -> None:
         copy_tree(self.top, tree)
-        # Else each of the programs, which are built at once, compiles them,
-        # and an object gets the notes of another.
+        # Otherwise each program, which are built at the same time, compiles
+        # them, and an object gets the notes of another.
         for name in self._helpers():
             self.object('coverage', name)
         self.link_extension('coverage', tree, {})

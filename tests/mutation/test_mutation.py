@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""tools/mutate: on a tree of two tiny files, and a sample of the real one."""
+"""tools/mutate works on a tree of two tiny files, and on a sample.
+
+The sample is of the real tree.
+"""
 
 import json
 import os
@@ -154,7 +157,7 @@ def test_c(tree):
                      '24:10:arithmetic.1': 'timed out'}
     assert '+    return a + 1;\n' in output
     assert 'tiny.c: 18\n' in output    # executed by no test
-    # The tree is left as it was.
+    # The tree is unchanged.
     assert (tree / file).read_text() == textwrap.dedent(TINY_C)
     # A second run has a cache of the lines that the tests execute.
     status, output, found = mutate(tree, *ids(file, '8:14:relation.1'))

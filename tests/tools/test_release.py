@@ -47,7 +47,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def files(release, library):
-    """The content of a wheel that is as it should be."""
+    """Return the content of a valid wheel."""
     good = library('-g0')
     data = {f'glance_dedup-1.2.3.data/data/{name}': b''
             for name in release.DATA}

@@ -26,7 +26,7 @@ POLL = 0.5
 
 
 class DedupTest(tempest.test.BaseTestCase):
-    """Base class; a test names the options that it cannot do without.
+    """Base class; a test names the options that it requires.
 
     :cvar needs: names of options of the group ``[dedup]``
     """
@@ -57,7 +57,7 @@ class DedupTest(tempest.test.BaseTestCase):
     # -- images ------------------------------------------------------------
 
     def create_image(self, **properties):
-        """A record without data, gone after the test; its id."""
+        """Create a record without data, for the test; return its id."""
         properties.setdefault('disk_format', 'raw')
         image = self.images.create_image(
             name=data_utils.rand_name(
@@ -68,7 +68,7 @@ class DedupTest(tempest.test.BaseTestCase):
         return image['id']
 
     def upload(self, data, **properties):
-        """Store bytes, or a file, in a new image; its id."""
+        """Store bytes, or a file, in a new image; return its id."""
         image_id = self.create_image(**properties)
         if isinstance(data, bytes):
             data = io.BytesIO(data)
@@ -85,7 +85,7 @@ class DedupTest(tempest.test.BaseTestCase):
         return self.images.show_image_file(image_id).data
 
     def download_range(self, image_id, first, last):
-        """The bytes from offset `first` to offset `last`, inclusive."""
+        """Return the bytes from offset `first` to offset `last`, inclusive."""
         headers = {'Range': f'bytes={first}-{last}'}
         response, body = self.images.get(
             f'images/{image_id}/file', headers=headers, extra_headers=True)
@@ -113,7 +113,7 @@ class DedupTest(tempest.test.BaseTestCase):
         return json.loads(body)
 
     def wait_for(self, condition, what):
-        """Until a condition holds."""
+        """Wait until a condition holds."""
         self.assertTrue(
             test_utils.call_until_true(condition, CONF.dedup.timeout, POLL),
             f'{what}: not within {CONF.dedup.timeout} s')

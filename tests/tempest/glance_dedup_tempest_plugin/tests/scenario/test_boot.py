@@ -34,12 +34,12 @@ class BootTest(base.DedupTest):
     @classmethod
     def resource_setup(cls):
         super().resource_setup()
-        # The first that takes servers without a network.
+        # The first version that accepts servers without a network.
         cls.setup_api_microversion_fixture(compute_microversion='2.37')
 
     @decorators.idempotent_id('aa4fb585-f737-4391-9f5b-af2f60fb1754')
     def test_server_boots(self):
-        """The console shows that the system of the image is up."""
+        """The console shows that the image's system is up."""
         with open(CONF.scenario.img_file, 'rb') as image:
             image_id = self.upload(
                 image, disk_format=CONF.scenario.img_disk_format)

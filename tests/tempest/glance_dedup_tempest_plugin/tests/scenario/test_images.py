@@ -10,7 +10,7 @@ from glance_dedup_tempest_plugin.tests.scenario import base
 
 
 def changed(data, blocks):
-    """`data` with that many of its blocks, far apart, replaced."""
+    """Return `data` with that many of its blocks, far apart, replaced."""
     data = bytearray(data)
     for number in range(blocks):
         start = number * len(data) // blocks
