@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the engine and what tests it in C, from the top of the checkout:
+# Builds the engine and its tests in C, from the top of the checkout:
 #
 #   make -f tests/native.mk -j VARIANT=asan TARGET...
 #
@@ -33,7 +33,7 @@ FUZZ := $(call objects,$(filter-out $(wildcard tests/fuzz/fuzz_*.c),\
 	$(wildcard tests/fuzz/*.c)) tests/c/support/simple_maintainer.c)
 TARGETS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 PROGRAMS := $(patsubst %.c,%,$(wildcard tests/c/*/test_*.c))
-# Found beside the programs, wherever the checkout is.
+# Programs find the libraries in their directory, in any checkout.
 LINK := -L$(OUT) -Wl,-rpath,$(abspath $(OUT))
 
 .PHONY: lib plugin fuzzers programs $(PROGRAMS)
@@ -59,7 +59,7 @@ $(OUT)/libengine.so: $(ENGINE)
 $(OUT)/libsupport.so: $(SUPPORT) $(OUT)/libengine.so
 	$(COMPILE) -shared $(SUPPORT) -o $@ $(LINK) -lengine
 
-# All in one: nbdkit knows no directory of libraries.
+# All in one file: nbdkit has no path for our libraries.
 $(OUT)/plugin.so: $(PLUGIN) $(ENGINE)
 	$(COMPILE) -shared $^ -o $@ $(LDLIBS)
 

@@ -42,7 +42,10 @@ def test_plyvel_can_be_compiled(tmp_path):
 
 @pytest.mark.needs('libvirtd')
 def test_libvirt_can_start_qemu():
-    """libvirt's driver is listed: without it the daemon runs, but refuses."""
+    """bindep.txt names the package with libvirt's driver for QEMU.
+
+    Without it the daemon runs, and refuses every connection.
+    """
     package = 'libvirt-daemon-driver-qemu'
     assert package in packages('libvirtd', 'dpkg')
     if not shutil.which('dpkg-query'):
@@ -63,7 +66,7 @@ def test_libvirt_can_start_qemu():
         ('/sbin/mkfs.ext4', 'e2fsprogs', 'disks'),
         ('/sbin/mkfs.xfs', 'xfsprogs', 'disks'))])
 def test_programs_of_tests(program, package, profile):
-    """Programs are listed that a minimal Debian may lack."""
+    """bindep.txt names packages of programs that a minimal Debian lacks."""
     assert package in packages(profile, 'dpkg')
     if not shutil.which('dpkg-query'):
         pytest.skip('not Debian: nobody has installed it')

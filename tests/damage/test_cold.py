@@ -158,7 +158,7 @@ def test_an_end_that_cannot_be(path, end):
 
 @pytest.mark.parametrize('more', [-1000, -1, 1, 1000, 1 << 20, 1 << 30])
 def test_an_end_that_is_wrong(path, more):
-    """A record with a shorter object is damage; a longer one is missing."""
+    """A record of a shorter object is damage; a longer one is unavailable."""
     file = Cold(path, 1)
     file.change_records(lambda *record: (*record[:4], record[4] + more))
     file.save()

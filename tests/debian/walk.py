@@ -177,7 +177,7 @@ class Walk:
     def type_commands(self, text, **put):
         """Type a block of commands; return all their output.
 
-        :param put: what to type for a word, or for a whole command
+        :param put: replacements of a word, or of a whole command
         """
         said = ''
         for prompt, command in test_migration.commands(text):

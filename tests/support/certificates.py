@@ -79,9 +79,9 @@ class Authority:
     def issue(self, name, *addresses, days=1):
         """Return the path of a file with a certificate and its key.
 
-        :param addresses: where it may be shown, beside the loopback; names,
-            too
-        :param days: for how long it is valid from now on
+        :param addresses: addresses or names that it is valid for, besides the
+            loopback
+        :param days: days of its validity from now on
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(

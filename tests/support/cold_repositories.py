@@ -25,7 +25,7 @@ class ColdRepository:
     """A repository with images, and a record of their bytes.
 
     :param server: the object store
-    :param url: where it is asked
+    :param url: its URL
     :param options: of the repository
     """
 

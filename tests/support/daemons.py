@@ -111,8 +111,8 @@ class Daemon:
     """A daemon that runs from ``start`` to ``stop``; it can start again.
 
     :param repository: path of the repository
-    :param directory: where its socket, options and log are to lie; one of its
-        own if there is none
+    :param directory: for its socket, options and log; one of its own if there
+        is none
     :param options: of ``[dedupd]``
     """
 
@@ -295,7 +295,7 @@ def running(repository, directory=None, **options):
 def scripted(path, behave):
     """Run a server on a Unix socket that calls `behave(connection, request)`.
 
-    Gives the list of what was received first on each connection.
+    Gives the list of the first data received on each connection.
     """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

@@ -221,7 +221,7 @@ class _Handler(server.BaseHTTPRequestHandler):
 class FaultyProxy(server.ThreadingHTTPServer):
     """A proxy on loopback that passes requests to a port.
 
-    :ivar faults: what happens to the next requests
+    :ivar faults: the faults of the next requests
     """
 
     daemon_threads = True

@@ -19,9 +19,9 @@ _SECONDS = 60
 class Namespaces:
     """Namespaces that exist until they are closed.
 
-    :param mounts: a script that mounts what programs need there
-    :param arguments: what it has as $1 and so on
-    :ivar enter: runs what follows in there
+    :param mounts: a script that mounts file systems for the programs there
+    :param arguments: its arguments: $1 and so on
+    :ivar enter: runs the following command in there
     """
 
     def __init__(self, mounts: str, *arguments: object) -> None:

@@ -329,7 +329,7 @@ class Machine:
             command, stdin=subprocess.DEVNULL, **options)
 
     def wait_until_up(self, meanwhile=lambda: None):
-        """Return the boot's measurements, once the guest is up.
+        """Return the output on its console, once the guest is up.
 
         :param meanwhile: called again and again
         """
@@ -356,7 +356,7 @@ class Guest(Machine):
     """A server of the boot image, in an emulated machine.
 
     :param directory: for its disk, a file over the image, and its console
-    :param image: what QEMU is to read: a path, or a URI, or json:
+    :param image: QEMU's source of the image: a path, or a URI, or json:
     """
 
     def __init__(self, directory, image):

@@ -71,8 +71,8 @@ user_test_tester = testing .admin
 def users_of_keystone(options, roles):
     """Return the options for users of Keystone.
 
-    :param options: those of keystonemiddleware
-    :param roles: those who have one may use the containers of their project
+    :param options: the options of keystonemiddleware
+    :param roles: their owners may use the containers of their project
     """
     lines = '\n'.join(f'{name} = {value}' for name, value in options.items())
     return 'authtoken keystoneauth', f'''
@@ -89,7 +89,7 @@ operator_roles = {', '.join(roles)}
 def commands(directory, address, port, users):
     """Write all files; return the commands to start, in this order.
 
-    :param address: where the proxy listens; the rest is on loopback
+    :param address: the proxy's; the rest is on loopback
     :param users: of :func:`own_users` or :func:`users_of_keystone`
     """
     (directory / 'devices' / 'one').mkdir(parents=True, exist_ok=True)

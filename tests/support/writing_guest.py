@@ -191,7 +191,7 @@ def clone_formatted(repository, place, kind, size):
 class Guest:
     """A guest from its start until it is killed.
 
-    :param system: what `build` made
+    :param system: the result of `build`
     :param place: a directory for its report, and for its kernel's output
     :param server: of its disk
     :param kind: of the disk's file system

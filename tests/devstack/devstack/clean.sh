@@ -2,7 +2,7 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# Removes what stack.sh made, but not what it installed.
+# Removes the files that stack.sh made, but not the programs that it installed.
 
 # shellcheck disable=SC1091,SC2154
 

@@ -2,8 +2,8 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs and starts what local.conf says, the phases of plugins in DevStack's
-# order: stack.sh [LAST_PHASE]
+# Installs and starts the services of local.conf; the plugins' phases have
+# DevStack's order: stack.sh [LAST_PHASE]
 
 # shellcheck disable=SC1091,SC2154
 

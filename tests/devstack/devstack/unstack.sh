@@ -2,7 +2,7 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# Stops what stack.sh started.
+# Stops the services that stack.sh started.
 
 # shellcheck disable=SC1091
 

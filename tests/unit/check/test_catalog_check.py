@@ -924,7 +924,7 @@ def test_parts(repository, group, scattered, ends, extents):
 
 @pytest.mark.parametrize('extents', [0, 101, 205, 300])
 def test_counts_of_parts(repository, group, scattered, extents):
-    """The catalog records two counted pages, whatever number is counted."""
+    """Counts below the two recorded pages are damage; others are a note."""
     catalog = in_parts(repository, group, scattered, [1, 2], extents)
     catalog.save()
     low = extents < 204

@@ -389,7 +389,7 @@ def test_salvage(catalog, tmp_path):
     facts = {'found': 1, 'fingerprint': 64 * 'a', 'quarantine': '',
              'images': ['one']}
     catalog.set_damaged(batch, 5 << 15 | 7, facts)
-    # These records are not well-formed; replacing the damage leaves them.
+    # These records are not well-formed; the salvage leaves them behind.
     catalog.set_damaged(batch, 7, facts)
     catalog.set_damaged(batch, 5 << 15 | 8, {**facts, 'fingerprint': 'a'})
     batch.put(b'h', b'{}')
