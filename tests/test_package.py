@@ -184,7 +184,7 @@ def test_content(wheel):
 
 @pytest.mark.long
 def test_installed(installed, tmp_path):
-    """The installed programs, driver and engine work, not those of here."""
+    """The installed programs, driver and engine work, not the tree's."""
     environment = {'PYTHONPATH': str(installed), 'GLANCE_DEDUP_SOCKET': '',
                    'GLANCE_DEDUP_FILTER_DIR': str(tmp_path),
                    'GLANCE_DEDUP_REPOSITORY': str(tmp_path / 'repository')}
@@ -214,7 +214,7 @@ def test_installed(installed, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_release(tmp_path):
-    """tools/release checks itself; it fails if the sdist lacks a file."""
+    """tools/release runs its checks, and fails if the sdist lacks a file."""
     clone = tmp_path / 'clone'
     run('git', 'clone', '-q', TOP, clone, cwd='/')
     run('git', '-c', 'user.name=A', '-c', 'user.email=a@example.org', 'tag',

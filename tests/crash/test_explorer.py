@@ -57,7 +57,7 @@ def explore(tmp_path, timeout, *arguments):
 
 
 def test_no_workload_is_left_out():
-    """Each function with a stage is a workload of its name."""
+    """Each public function of a stage is a workload of its name."""
     for module in (workloads, maintenance_workloads, volume_workloads):
         found = {
             name.replace('_', '-') for name, function in inspect.getmembers(

@@ -215,7 +215,7 @@ def lists_of(cases):
 
 
 def test_each_byte_of_lists(cases):
-    """Damage each byte of the header and list of each segment with one.
+    """Each damaged byte of a segment's header or list is noticed.
 
     A reader need not verify the checksum over all of the segment.
     """
@@ -234,7 +234,10 @@ def test_each_byte_of_lists(cases):
 @pytest.mark.long
 @pytest.mark.parametrize('seed', range(3))
 def test_reading_everywhere(cases, seed):
-    """Three times: every byte of small files, 20,000 of the others."""
+    """Reads are right or fail with each byte of small files damaged.
+
+    Of large files 20,000 bytes are damaged. The test runs three times.
+    """
     found = reading(cases, random.Random(seed), 20000)
     random.Random(seed).shuffle(found)
     assert cases.require_read(found[:40000]) > 10000

@@ -406,7 +406,7 @@ def write_recipe(spoilt, header_changes, page_changes):
 
 
 def test_hostile_recipes(path):
-    """Random fields of a recipe with right checksums do no harm."""
+    """Random fields of a recipe with right checksums give errors or data."""
     numbers = [0, 1, 63, 64, 65, 1024, 1025, 0xffff, 0x7fffffff, 0xffffffff]
     large = numbers + [1 << 40, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63,
                        (1 << 64) - 1]

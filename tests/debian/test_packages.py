@@ -185,7 +185,7 @@ def test_each_shell_has_its_completion():
 @pytest.mark.needs('packages')
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can build packages')
 def test_packages_have_the_version_of_the_wheel(tmp_path):
-    """Do all except the build itself, which takes minutes."""
+    """The packages have the wheel's version; the build itself is skipped."""
     program = tmp_path / 'bin' / 'mmdebstrap'
     program.parent.mkdir()
     program.write_text('#!/bin/sh\n')

@@ -454,7 +454,7 @@ def test_not_finished(repository, catalog):
     (1, 0, 'other', False), (0, 1, 'other', False)])
 def test_file_of_an_image(repository, catalog, inode, modified, upload,
                           wrong):
-    """A record of an image's file must not belong to another transaction."""
+    """A record of an image's file must not name another transaction."""
     file = os.stat(repository.path / 'images' / 'one')
     catalog.more[b'ione'] = struct.pack(
         '<QQ16s', file.st_ino + inode, file.st_mtime_ns + modified,

@@ -128,7 +128,7 @@ def test_a_keystone_without_encryption(made, tmp_path):
 
 @pytest.mark.parametrize('refused', [True, False])
 def test_a_swift_without_encryption(made, tmp_path, refused):
-    """Swift is refused without encryption, whatever the URL of Keystone."""
+    """Swift is refused without encryption, except on this host."""
     key = tmp_path / 'key'
     host = '192.0.2.1' if refused else '127.0.0.1'
     key.write_text('[swift]\nauth_type = admin_token\ntoken = t\n'

@@ -43,7 +43,7 @@ def test_start_imports_only_what_the_command_needs(cli, line):
 
 
 def test_start_reads_no_metadata_of_other_distributions(created, monkeypatch):
-    """Commands do not read the metadata of all distributions."""
+    """Commands do not read the metadata of other distributions."""
     from cliff import command
 
     asked = []

@@ -294,7 +294,10 @@ def test_what_is_not_known_of_damage(filled):
 
 
 def test_mark_lost(either):
-    """Until then nothing is freed, and each collection reports the reason."""
+    """Collections free nothing until the image is marked as lost.
+
+    Each of them reports the reason.
+    """
     assert either('image', 'delete', 'c').status == 0
     spoil_recipe(either, 'b')
     either('image', 'mark-lost', 'b').refused('--yes')

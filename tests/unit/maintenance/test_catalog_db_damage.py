@@ -112,7 +112,7 @@ def test_damage_is_noticed(sample, path, seed):
 
 
 def test_lost_batch_in_the_middle_is_noticed(catalog, path):
-    """An older log was cut short, and a newer one was not."""
+    """A lost batch in the middle is an error: an older log was cut short."""
     for number in range(1, 4):
         count(catalog, number, (number, 5, 1))
     assert len(list(catalog.txids())) == 3
@@ -330,7 +330,7 @@ def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
 
 
 def test_opened_by_another_process_meanwhile(catalog, path):
-    """The catalog is refused after its process has lost its locks."""
+    """The catalog is refused if another process has opened it meanwhile."""
     catalog._drop()
     open_catalog(path).close()
     assert catalog.is_opened_elsewhere()

@@ -146,7 +146,7 @@ def test_number_of_parts(catalog, path):
 
 @pytest.mark.parametrize('lost', range(4))
 def test_lost_step_is_noticed(catalog, lost):
-    """A lost step is detected: an older log was cut short."""
+    """A lost step is an error: its log was cut short."""
     count_some(catalog, 2, 5)
     assert list(catalog.txids()) == [txid(2)]
     batch = catalog.batch()

@@ -180,7 +180,7 @@ def test_n2_1_fence_is_garbage(path, repo, other, garbage):
 
 
 def test_n2_1_catalog_is_older_than_the_fence(path, repo, other, tmp_path):
-    """A catalog from before the last upload would free its blocks."""
+    """A catalog that is older than its fence is rebuilt."""
     model = some(path, other)
     copy_state(path, tmp_path / 'backup')
     put(other, 'new', content(50))
@@ -541,7 +541,10 @@ def test_image_that_vanishes_under_a_maintainer(path, repo, other):
 
 @pytest.mark.parametrize('kind', ['T', 'D'])
 def test_entry_whose_image_is_another_file(path, repo, other, kind):
-    """A copy of the repository may have lost the hard links (N4.1)."""
+    """A spool file is accounted though its image is another file (N4.1).
+
+    A copy of a repository may have lost the hard links.
+    """
     model = some(path, other)
     put(other, 'new', content(50))
     model['new'] = content(50)
@@ -680,7 +683,7 @@ def test_only_what_changed_is_opened_to_reconcile(path, repo, other):
 
 @pytest.mark.parametrize('same', ['inode', 'time', 'neither'])
 def test_another_recipe_in_a_known_place(path, repo, other, same):
-    """The spool with the records of two uploads of one image is lost."""
+    """A collection is refused if the records of a replaced image are lost."""
     model = some(path, other)
     image = path / 'images' / 'image-1'
     with maintaining(repo) as maintainer:
@@ -904,7 +907,7 @@ def test_guard_does_it_once_more(path, repo, other):
 
 
 def test_statistics_from_other_threads(path, repo, other):
-    """Other threads read statistics during a rebuild and after closing."""
+    """Other threads can read statistics during a rebuild and while closing."""
     some(path, other)
     maintainer = maintainer_role.Maintainer(repo)
     done = threading.Event()

@@ -166,7 +166,7 @@ def test_the_name_of_a_volume(path, repo, volume, part):
 
 @pytest.mark.parametrize('missed', ['during a look', 'in a list'])
 def test_a_rename_of_a_host_that_was_cut_off(repo, monkeypatch, missed):
-    """A volume that is renamed during a lookup is still found."""
+    """A volume is found although a disconnected host renames it meanwhile."""
     openvolumes.create(repo, 'old', 512)
     volume_id = openvolumes.look(repo, 'old').volume_id
     real = volumes.names
