@@ -103,7 +103,7 @@ class Picture:
 
 
 def overview() -> Picture:
-    """Who speaks with whom."""
+    """Draw which program connects to which."""
     p = Picture(
         920, 430, 'Glance, the store, the daemon, the cache and Nova',
         'Users upload images to Glance. The store inside Glance writes each '
@@ -139,7 +139,7 @@ def overview() -> Picture:
 
 
 def life() -> Picture:
-    """What becomes of an image, and which folder of the engine does it."""
+    """Draw the path of an image through the folders of the engine."""
     p = Picture(
         920, 420, 'The life of an image',
         'Above: upload, cut, fingerprint, look up, store, commit. In the '
