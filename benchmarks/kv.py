@@ -15,11 +15,12 @@ thousands of keys per second, and nanoseconds of processor time per key, as the
 medians of the rounds; the memory that the process took, its own and mapped
 files; the store's size on the disk; and the bytes that DTB wrote per key.
 
-``--commit N`` syncs after each N keys: Dmdedup was measured with transactions
-of 1 and 1000 writes, and without limit (0). ``--cache-mib`` is the budget of
-DTB's and LevelDB's own caches. DTB reads the disk past the page cache, so its
-budget is all that it has. LMDB and LevelDB also use the page cache, which is
-not limited here: where their files fit in it, they never wait for the disk.
+``--commit N`` syncs after each N keys: Dmdedup's CBT was measured with one
+write or 1000 in a transaction, and without limit (0). ``--cache-mib`` is the
+budget of DTB's and LevelDB's own caches. DTB reads the disk past the page
+cache, so its budget is all that it has. LMDB and LevelDB also use the page
+cache, which is not limited here: where their files fit in it, they never wait
+for the disk.
 """
 
 import argparse

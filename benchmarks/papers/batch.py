@@ -77,8 +77,8 @@ JOINED = 60
 #: The buffer of a partition's file (rank_spool.py).
 FILE_BUFFER = 16384
 # The paper's table 1: partitions, MB of one, hours, GB/s of 100 nodes.
-PAPER = ((100, 83.6, 3.12, 8.76), (250, 33.5, None, None),
-         (500, 16.8, None, None), (750, 11.2, None, None),
+PAPER = ((100, 83.6, None, None), (250, 33.5, 3.12, 8.76),
+         (500, 16.8, 3.15, 8.67), (750, 11.2, 3.22, 8.48),
          (1000, 8.45, 3.29, 8.30))
 # The share of a core, while the paper's nodes worked.
 PAPER_CORE = (0.10, 0.13)

@@ -12,9 +12,10 @@ After Mandal, "Design and Implementation of an Open-Source Deduplication
 Platform for Research", 2015, and Tarasov and others, "Dmdedup: Device Mapper
 Target for Data Deduplication", OLS 2014. Their figures stand beside those
 measured; for traces they are multiples of their raw disk's. That disk had a
-head: 147 MB/s in order, and 420 random writes per second. Three targets get
-the same writes, with a sync point after every one, every 1000, and at the end
-only:
+head: 147 MB/s in order, and 420 random writes per second. Only their CBT had
+sync points, so their INRAM and DTB stand at those with one at the end. Three
+targets get the same writes, with a sync point after every one, every 1000, and
+at the end only:
 
 * *plain file*: it has its blocks, and is written with ``O_DIRECT``. It stands
   for the raw disk, and each other figure is also given as a multiple of its;
@@ -27,17 +28,18 @@ only:
   first 8 bytes of a fingerprint, where Dmdedup has all 16 of an MD5. No
   references are counted.
 
-The data: blocks of 4 KiB that are all different, or 640 KB again and again,
-written in order, 640 KB at a time, or to random places, 4 KiB at a time; and
-traces (``traces.py``), real ones with ``--trace``, else made with the ratios
-that Dmdedup's had, with a sync point every 1000 writes. Each run ends after
-some seconds. Volumes and direct stores compress nothing, and write blocks past
-the page cache; a volume's journal goes through it.
+The data: blocks of 4 KiB that are all different, or 640 KB again and again
+(theirs: one block), written in order, 640 KB at a time, or to random places,
+4 KiB at a time; and traces (``traces.py``), real ones with ``--trace``, else
+made with the ratios that Dmdedup's had, with a sync point every 1000 writes.
+Each run ends after some seconds. Volumes and direct stores compress nothing,
+and write blocks past the page cache; a volume's journal goes through it.
 
-``--hints`` adds what hints gain (``hints.py``), beside Dmdedup's figures.
-``--kernels`` counts the equal blocks of 512 and 4096 bytes in tar files, which
-Dmdedup's authors did with 40 versions of Linux: 1.88 and 1.18 blocks for each
-one kept.
+``--hints`` adds what hints gain (``hints.py``), beside Mandal's figures.
+``--kernels`` counts the equal blocks of 512 and 4096 bytes in tar files. The
+authors did so with Linux 2.6.0 to 2.6.39 and blocks of 4096 bytes: 1.18 blocks
+for each one kept with files aligned to 512 bytes, as tar does, and 1.88 with
+files aligned to 4096.
 """
 
 import collections
@@ -107,6 +109,8 @@ _CBT = {1: (3, 6), 1000: (13, 34), 0: (0, 95)}
 _RANDOM = (670, 11100)
 #: Multiples of the raw disk's rate.
 _DUPLICATE = {'sequential': (1.4, 2), 'random': (2, 140)}
+#: In order, by CBT with a sync point after each write: not among these.
+_CBT_DUPLICATE = 12
 _TRACES = (1.6, 7.2)
 
 
@@ -121,6 +125,11 @@ def published(data: str, backend: str,
     way, _, kind = data.partition(' ')
     if way not in RAW:
         return _TRACES
+    if backend != 'lmdb' and every:
+        return None     # they had no sync points
+    if (data, every) == ('sequential duplicate', 1):
+        multiple = _CBT_DUPLICATE / RAW[way][1]
+        return multiple, multiple
     if kind == 'duplicate':
         return _DUPLICATE[way]
     low, high = (_RANDOM if way == 'random' else
@@ -165,14 +174,12 @@ def pattern(way: str, kind: str, blocks: int) -> traces.Work:
 
 
 def patterns(scale: Scale) -> Iterator[DataSet]:
-    """Yield the data sets of figures 4.1 to 4.4."""
-    number = 0
-    for kind in ('unique', 'duplicate'):
-        for way in RAW:
-            number += 1
+    """Yield the data sets of figures 4.1a, 4.1b, 4.2a and 4.2b."""
+    for number, kind in enumerate(('unique', 'duplicate'), 1):
+        for letter, way in zip('ab', RAW):
             yield DataSet(f'{way} {kind}', BLOCK,
                           pattern(way, kind, scale.mib * MIB // BLOCK),
-                          f'4.{number}')
+                          f'4.{number}{letter}')
 
 
 def trace(name: str, path: str, block: int, scale: Scale) -> DataSet:
@@ -568,12 +575,13 @@ def show_kernels(paths: list[str], directory: str) -> None:
     found = equalblocks.analyse(paths, directory)
     print(f'\n{len(paths)} tar files, {found.bytes / MIB:,.0f} MiB: '
           'blocks for each different one')
-    for size, theirs in ((512, 1.88), (4096, 1.18)):
+    for size in (512, 4096):
         blocks = found.by_size[size]
         ratio = ((blocks.used + blocks.zeros)
                  / (blocks.kept + bool(blocks.zeros)))
-        print(f'blocks of {size:>5}{ratio:10.2f}'
-              f'{theirs:10.2f} of 40 versions of Linux with Dmdedup')
+        print(f'blocks of {size:>5}{ratio:10.2f}')
+    print('Dmdedup, Linux 2.6.0 to 2.6.39, blocks of 4096: 1.18; 1.88 with '
+          'files aligned to 4096')
 
 
 # -- hints --------------------------------------------------------------------

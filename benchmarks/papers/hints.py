@@ -21,8 +21,9 @@ In each round, with a repository of its own for each index:
 
 A gain is the rate with the hint to that without, of the same round; and the
 same for the work in each second of processor time. Beside them stand those of
-Mandal et al., "Using Hints to Improve Inline Block-layer Deduplication" (FAST
-2016), for Dmdedup on a disk. No figure passes or fails.
+Mandal, "Design and Implementation of an Open-Source Deduplication Platform for
+Research", 2015, section 6.2 (also in FAST 2016), for Dmdedup with its data on
+a disk and its metadata on an SSD. No figure passes or fails.
 """
 
 from collections.abc import Callable, Iterator
