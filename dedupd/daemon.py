@@ -4,8 +4,8 @@
 
 There is one process with four kinds of threads. The first runs an event
 loop, which has all sockets and never touches the repository; a bounded set of
-threads reads for it; one thread is the maintainer's
-(``maintainer_thread.py``); and one keeps the host's filter up to date
+threads reads for it; one thread runs the tasks
+(``task_scheduler.py``); and one keeps the host's filter up to date
 (``filter_follower.py``). The daemon needs no service framework, because it has
 no worker processes to supervise: the loop handles signals, and systemd
 restarts a daemon that died. Reading needs no more processes either, because
@@ -46,7 +46,7 @@ from dedupd import opts
 from dedupd.process import guru_report
 from dedupd.process import logs
 from dedupd.process import systemd
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.serve import image_handlers
 from dedupd.serve import image_source
 from dedupd.serve import nbd
@@ -165,8 +165,8 @@ class Daemon:
                 evict=lambda: self._scheduler.request('evict'))
             cached = {'held': self._cache.held,
                       'coming': self._cache.arrivals.coming}
-        self._scheduler = maintainer_thread.Scheduler(self._repository, conf,
-                                                      **cached)
+        self._scheduler = task_scheduler.Scheduler(self._repository, conf,
+                                                   **cached)
         self._follower = filter_follower.Follower(self._repository)
         self._receiving = replica_receiver.Receiving(
             self._repository, self._rights, options.scope)

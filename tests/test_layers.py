@@ -248,12 +248,12 @@ TESTED_BY = {
     'dedupd.compute.novabase.file_attributes': 'functional/test_nova_base.py',
     'dedupd.tasks.damaged_blocks': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.schedule.task_records':
-        'unit/dedupd/schedule/test_maintainer_thread.py',
+        'unit/dedupd/schedule/test_task_scheduler.py',
     'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.sharescrub': 'unit/dedupd/tasks/test_helping.py',
     'glance_dedup.maintenance.helper_daemon':
         'unit/dedupd/tasks/test_helping.py',
-    'dedupd.tasks.registry': 'unit/dedupd/schedule/test_maintainer_thread.py',
+    'dedupd.tasks.registry': 'unit/dedupd/schedule/test_task_scheduler.py',
     'dedupd.tasks.spare_copies': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.endpoints.operations': 'unit/dedupd/status/test_metrics.py',
     'dedupd.endpoints.messaging': 'functional/test_dedupd_rpc.py',

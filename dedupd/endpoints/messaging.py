@@ -17,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd.endpoints import operations
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 
 LOG = log.getLogger(__name__)
@@ -26,7 +26,7 @@ LOG = log.getLogger(__name__)
 #: are lost.
 MAX_EVENTS = 1000
 
-_Event = tuple[str, str, maintainer_thread.Fields]
+_Event = tuple[str, str, task_scheduler.Fields]
 
 
 class Messaging:
@@ -38,7 +38,7 @@ class Messaging:
 
     def __init__(self, conf: cfg.ConfigOpts,
                  control: operations.Control,
-                 scheduler: maintainer_thread.Scheduler) -> None:
+                 scheduler: task_scheduler.Scheduler) -> None:
         self._conf = conf
         self._control = control
         self._events: queue.Queue[_Event | None] = queue.Queue(MAX_EVENTS)
@@ -67,7 +67,7 @@ class Messaging:
         thread.start()
 
     def _put(self, event: str, task: str,
-             payload: maintainer_thread.Fields) -> None:
+             payload: task_scheduler.Fields) -> None:
         """The scheduler's listener; never waits."""
         if registry.TASKS[task].is_told:
             self._put_or_lose((event, task, payload))

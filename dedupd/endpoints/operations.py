@@ -16,7 +16,7 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.status import problems
 from dedupd.status import repository_stats
 from dedupd.status import volume_stats
@@ -71,7 +71,7 @@ class Control:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 scheduler: maintainer_thread.Scheduler,
+                 scheduler: task_scheduler.Scheduler,
                  sources: Sources = Sources(), replicator: Any = None) -> None:
         self._repository = repository
         self._scheduler = scheduler

@@ -18,7 +18,7 @@ from oslo_log import log
 import oslo_messaging
 
 from dedupd.endpoints import operations
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 
@@ -187,7 +187,7 @@ class _Endpoint:
 _ERRORS = (
     (exceptions.ImageNotFound, NotFound),
     (exceptions.InvalidParameter, InvalidArguments),
-    (maintainer_thread.NotMaintainer, NotMaintainer),
+    (task_scheduler.NotMaintainer, NotMaintainer),
     (exceptions.BusyError, Busy),
     (exceptions.RepositoryError, Failed))
 

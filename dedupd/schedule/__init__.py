@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The maintainer's thread, its queue and its conditions."""
+"""The scheduler of the tasks, its queue and its conditions."""

@@ -24,7 +24,7 @@ TRIAL_INTERVAL = 60.0
 
 
 class Takeover:
-    """This daemon's tries. Used in the maintainer's thread.
+    """This daemon's tries. Used in the scheduler's thread.
 
     :param repository: not owned
     :param membership: not owned; its number is made sure of before each try

@@ -3,7 +3,7 @@
 """Following: adds blocks that other hosts store to the host's filter.
 
 Each daemon does this for its host, whether it is the maintainer or not. It is
-no task of the maintainer's thread, for which it might have to wait.
+no task of the scheduler, for which it might have to wait.
 """
 
 import threading

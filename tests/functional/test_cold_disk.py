@@ -15,7 +15,7 @@ import pytest
 
 from dedupd import opts
 from dedupd.schedule import low_space
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from glance_dedup.base import exceptions
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
@@ -98,7 +98,7 @@ class Filling:
 @pytest.mark.parametrize('times', [
     3, pytest.param(10, marks=pytest.mark.long)])
 def test_many_times_the_disk(server, tmp_path, conf, monkeypatch, times):
-    monkeypatch.setattr(maintainer_thread, 'LOOK_INTERVAL', 0.05)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.05)
     monkeypatch.setattr(low_space, 'RETRY', 0.2)
     with (repositories.small_disk(tmp_path / 'disk', DISK) as disk,
           Least(disk) as least):

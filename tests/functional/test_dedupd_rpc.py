@@ -355,7 +355,7 @@ def test_nothing_of_messaging_without_a_broker(repository, broker):
             imported = {line.rpartition('|')[2].strip()
                         for line in it.text().splitlines()
                         if line.startswith('import time:')}
-        assert 'dedupd.schedule.maintainer_thread' in imported
+        assert 'dedupd.schedule.task_scheduler' in imported
         for module in ('oslo_messaging', 'kombu', 'amqp'):
             assert (module in imported) is wanted, module
         # It is imported in neither case: this is a process of real threads.

@@ -47,7 +47,7 @@ PROGRAM = """
 import itertools, sys
 from dedupd import daemon
 from dedupd.schedule import maintainer_takeover
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import exactindex
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import live_hosts
@@ -59,7 +59,7 @@ pacing.WATCH = 0.01
 pacing.idle_seconds = itertools.count(0, 1000).__next__
 live_hosts.MAX_MEMORY = 0.2
 maintainer_takeover.TRIAL_INTERVAL = 0.3
-maintainer_thread.RETRY_INTERVAL = 1.0
+task_scheduler.RETRY_INTERVAL = 1.0
 sys.exit(daemon.main())
 """
 

@@ -264,7 +264,7 @@ def impatient(**intervals):
     return ['-c', f"""
 import dataclasses, sys
 from dedupd import daemon
-from dedupd.schedule import maintainer_takeover, maintainer_thread
+from dedupd.schedule import maintainer_takeover, task_scheduler
 from dedupd.tasks import registry
 
 for name, seconds in {intervals}.items():
@@ -272,7 +272,7 @@ for name, seconds in {intervals}.items():
         registry.TASKS[name] = dataclasses.replace(
             registry.TASKS[name], interval=seconds)
     else:
-        owner, = (module for module in (maintainer_takeover, maintainer_thread)
+        owner, = (module for module in (maintainer_takeover, task_scheduler)
                   if hasattr(module, name))
         setattr(owner, name, seconds)
 sys.exit(daemon.main())

@@ -5,7 +5,7 @@
 import contextlib
 import time
 
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 
 LIMIT = 60
 
@@ -16,7 +16,7 @@ def running(repository, conf):
 
     Its ``events`` are the calls of a listener.
     """
-    scheduler = maintainer_thread.Scheduler(repository, conf)
+    scheduler = task_scheduler.Scheduler(repository, conf)
     scheduler.events = []
     scheduler.listeners.append(
         lambda *event: scheduler.events.append(event))

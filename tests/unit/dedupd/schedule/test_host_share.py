@@ -12,7 +12,7 @@ import pytest
 from dedupd import opts
 from dedupd.schedule import host_share
 from dedupd.schedule import maintainer_takeover
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from glance_dedup.base import pacing
 from glance_dedup.base import package_version
 from glance_dedup.maintenance import live_hosts
@@ -99,7 +99,7 @@ def test_a_helper_runs_its_tasks_and_takes_over(path, repo, other, conf):
     repositories.put(other, 'text', text)
     for name in ('recompress', 'scrub', 'collect', 'merge'):
         conf.set_override(f'{name}_interval', 1, 'dedupd')
-    helper = maintainer_thread.Scheduler(other, conf)
+    helper = task_scheduler.Scheduler(other, conf)
     helper.events = []
     helper.listeners.append(lambda *event: helper.events.append(event))
     with maintenance.maintaining(repo):
@@ -109,7 +109,7 @@ def test_a_helper_runs_its_tasks_and_takes_over(path, repo, other, conf):
                      and helper.tasks()['scrub']['runs']
                      and helper.tasks()['merge']['runs'])
             assert not helper.is_maintainer
-            with pytest.raises(maintainer_thread.NotMaintainer):
+            with pytest.raises(task_scheduler.NotMaintainer):
                 helper.request('scrub')
             wait_for(lambda: helper.tasks()['recompress']['runs'] > 1)
             done = {name for name, status in helper.tasks().items()
@@ -139,7 +139,7 @@ def test_a_long_task_of_a_helper_ends_when_it_is_needed(
     repositories.put(other, 'noise', repositories.noise(1 << 20, 1))
     conf.set_override('scrub_interval', 1, 'dedupd')
     conf.set_override('scrub_rate_mib', 1, 'dedupd')
-    helper = maintainer_thread.Scheduler(other, conf)
+    helper = task_scheduler.Scheduler(other, conf)
     with maintenance.maintaining(repo):
         helper.start()
         wait_for(lambda: helper.task('scrub')['state'] == 'running')

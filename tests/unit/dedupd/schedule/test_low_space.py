@@ -11,7 +11,7 @@ import pytest
 
 from dedupd import opts
 from dedupd.schedule import low_space
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 from glance_dedup.objects import object_location
 from glance_dedup.repository import cold_settings
@@ -50,7 +50,7 @@ def ran(monkeypatch):
                 time.sleep(0.002)
 
     monkeypatch.setattr(registry, 'run', noted)
-    monkeypatch.setattr(maintainer_thread, 'LOOK_INTERVAL', 0.02)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.02)
     return found
 
 
@@ -137,7 +137,7 @@ def test_what_was_requested_goes_on_after_a_pause(repo, conf, monkeypatch):
             time.sleep(0.002)
 
     monkeypatch.setattr(registry, 'run', run)
-    monkeypatch.setattr(maintainer_thread, 'LOOK_INTERVAL', 0.0)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.0)
     monkeypatch.setattr(low_space, 'RETRY', 0.0)
     everything = ('tier', {'everything': True})
     with schedulers.running(repo, conf) as scheduler:

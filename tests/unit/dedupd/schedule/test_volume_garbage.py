@@ -9,7 +9,7 @@ from oslo_config import cfg
 import pytest
 
 from dedupd import opts
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.schedule import volume_garbage
 from dedupd.tasks import accounting
 from dedupd.tasks import registry
@@ -136,7 +136,7 @@ def log(monkeypatch):
         return run(name, maintainer, pace, options, **arguments)
 
     monkeypatch.setattr(registry, 'run', noted)
-    monkeypatch.setattr(maintainer_thread, 'LOOK_INTERVAL', 0.05)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 0.05)
     return found
 
 
@@ -157,7 +157,7 @@ def test_a_collection_runs_early(repo, volume, conf, log):
 
 def test_what_accounting_removes_counts(repo, volume, conf, log, monkeypatch):
     """The scheduler counts these bytes before each task."""
-    monkeypatch.setattr(maintainer_thread, 'LOOK_INTERVAL', 3600)
+    monkeypatch.setattr(task_scheduler, 'LOOK_INTERVAL', 3600)
     with running(repo, conf) as scheduler:
         leave(repo, volume.recipe(0, 1), 2 * MIB, 1)
         scheduler.wait('account', scheduler.request('account'), LIMIT)

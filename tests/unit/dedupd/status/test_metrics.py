@@ -13,7 +13,7 @@ import pytest
 
 from dedupd.endpoints import operations
 from dedupd import opts
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.status import metrics
 from oslo_config import cfg
 from tests.support import repositories
@@ -34,7 +34,7 @@ def status(tmp_path):
     conf([], default_config_files=[], default_config_dirs=[])
     with contextlib.closing(repositories.open_repository(path)) as repo:
         repositories.put(repo, 'image', repositories.mixture(1 << 20))
-        scheduler = maintainer_thread.Scheduler(repo, conf)
+        scheduler = task_scheduler.Scheduler(repo, conf)
         with contextlib.closing(scheduler.figures):
             yield operations.Control(repo, scheduler).status()
 

@@ -18,7 +18,7 @@ import pytest
 
 from dedupd.compute.cache import cache_catalog
 from dedupd import opts
-from dedupd.schedule import maintainer_thread
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import evictor
@@ -642,11 +642,11 @@ def test_the_daemon_of_a_cache_looks_each_minute(repo, path, held, model,
     monkeypatch.setitem(registry.TASKS, 'evict', dataclasses.replace(
         registry.TASKS['evict'], interval=1))
     conf = options()
-    scheduler = maintainer_thread.Scheduler(repo, conf)
+    scheduler = task_scheduler.Scheduler(repo, conf)
     assert not scheduler.has('evict') and 'evict' not in scheduler.tasks()
     limit = 0
     held._limit = lambda: limit
-    scheduler = maintainer_thread.Scheduler(repo, conf, held, lambda: MIB)
+    scheduler = task_scheduler.Scheduler(repo, conf, held, lambda: MIB)
     scheduler.start()
     try:
         repositories.eventually(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The maintainer's thread: runs the tasks, one at a time.
+"""The scheduler: a thread that runs the tasks, one at a time.
 
 A daemon is the *maintainer* while it holds the maintainer's lock, and a
 *reader* otherwise. A reader takes over when the maintainer ends
@@ -99,7 +99,7 @@ class Scheduler:
     :ivar membership: the daemons that live, and this one's share
     :ivar past: the last runs of the tasks before this daemon was started
     :ivar errors: the last errors of all tasks
-    :ivar listeners: called in the maintainer's thread, around each task
+    :ivar listeners: called in the scheduler's thread, around each task
     :ivar watchers: called in any thread when a task's status changed
     :ivar figures: the repository's figures; measured again after each task
     """
@@ -118,8 +118,10 @@ class Scheduler:
             task in registry.TASKS.items()
             if task.run and (held is not None or not task.in_caches_only)}
         self._queue = task_queue.TaskQueue(conf, self._records)
+        # The job whose task runs now. It has a pace.
         self._running: Job | None = None
-        # From the moment in which it is taken from the queue.
+        # The job that was taken from the queue, before it begins and while it
+        # runs. While an accounting runs for it first, that is `_running`.
         self._taken: Job | None = None
         self._sampled = 0.0
         self._looked = 0.0

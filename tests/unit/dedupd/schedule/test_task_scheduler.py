@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The maintainer's thread: order, making way, failures, the end.
+"""The scheduler: order, making way, failures, the end.
 
 The repository and the maintainer are real; the test defines the work of the
 tasks.
@@ -21,8 +21,8 @@ import pytest
 from dedupd.endpoints import operations
 from dedupd import opts
 from dedupd.schedule import maintainer_takeover
-from dedupd.schedule import maintainer_thread
 from dedupd.schedule import task_records
+from dedupd.schedule import task_scheduler
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -137,7 +137,7 @@ def test_a_request_joins_a_job_that_is_about_to_begin(
     """A request joins a job that has left the queue but has not begun."""
     conf.set_override('scrub_interval', 3600, 'dedupd')
     taken, requested = threading.Event(), threading.Event()
-    begin = maintainer_thread.Scheduler._begin
+    begin = task_scheduler.Scheduler._begin
 
     def wait(self, job):
         if job.name == 'scrub':
@@ -145,7 +145,7 @@ def test_a_request_joins_a_job_that_is_about_to_begin(
             requested.wait(LIMIT)
         begin(self, job)
 
-    monkeypatch.setattr(maintainer_thread.Scheduler, '_begin', wait)
+    monkeypatch.setattr(task_scheduler.Scheduler, '_begin', wait)
     with running(repository, conf) as scheduler:
         assert taken.wait(LIMIT)
         number = scheduler.request('scrub')
@@ -561,7 +561,7 @@ def test_stop_ends_a_task_between_steps(repository, conf, done):
         assert scheduler.join(LIMIT)
         assert 'stopped' in scheduler.task('collect')['last']['error']
         assert scheduler.task('collect')['finished'] == number
-        with pytest.raises(maintainer_thread.NotMaintainer):
+        with pytest.raises(task_scheduler.NotMaintainer):
             scheduler.request('collect')
     # The lock is free again.
     maintainer_role.Maintainer(repository).close()
@@ -570,11 +570,11 @@ def test_stop_ends_a_task_between_steps(repository, conf, done):
 def test_reader_takes_over(repository, conf, done, monkeypatch):
     monkeypatch.setattr(maintainer_takeover, 'TRIAL_INTERVAL', 0.05)
     other = maintainer_role.Maintainer(repository)
-    scheduler = maintainer_thread.Scheduler(repository, conf)
+    scheduler = task_scheduler.Scheduler(repository, conf)
     scheduler.start()
     time.sleep(0.2)
     assert not scheduler.is_maintainer and scheduler.catalog() is None
-    with pytest.raises(maintainer_thread.NotMaintainer):
+    with pytest.raises(task_scheduler.NotMaintainer):
         scheduler.request('collect')
     other.close()
     wait_for(lambda: scheduler.is_maintainer)
@@ -616,15 +616,15 @@ def test_a_maintainer_that_had_a_successor(repository, conf, done,
 def test_stop_during_a_rebuild(repository, conf, done, monkeypatch):
     """N2.4: a stop leaves a rebuild at once; the next start begins again."""
     begun, release = threading.Event(), threading.Event()
-    real = maintainer_thread.Scheduler._opening
+    real = task_scheduler.Scheduler._opening
 
     def opening(self, *args):
         begun.set()
         release.wait(LIMIT)
         real(self, *args)
 
-    monkeypatch.setattr(maintainer_thread.Scheduler, '_opening', opening)
-    scheduler = maintainer_thread.Scheduler(repository, conf)
+    monkeypatch.setattr(task_scheduler.Scheduler, '_opening', opening)
+    scheduler = task_scheduler.Scheduler(repository, conf)
     scheduler.start()
     assert begun.wait(LIMIT)
     scheduler.stop()
