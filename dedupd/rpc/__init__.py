@@ -330,7 +330,7 @@ class Client:
             ``rebuild-catalog`` or ``replicate``
         :param arguments: ``dry_run``, of collect, merge, recompress, tier and
             evict; ``full``, of scrub; ``codec`` and ``level``, of recompress;
-            ``everything`` and ``snapshot_only``, of tier; ``limit_mib``, of
+            ``everything`` and ``metadata_only``, of tier; ``limit_mib``, of
             evict
         :returns: with ``number``, to wait for
         """

@@ -132,7 +132,7 @@ def _help_recompress(helper: Helper, pace: pacing.Pace, options: Any,
 
 def _tier(maintainer: Maintainer, pace: pacing.Pace, options: Any,
           dry_run: bool = False, everything: bool = False,
-          snapshot_only: bool = False) -> Any:
+          metadata_only: bool = False) -> Any:
     from dedupd.tasks import recompressor
     from dedupd.tasks import tierer
 
@@ -147,7 +147,7 @@ def _tier(maintainer: Maintainer, pace: pacing.Pace, options: Any,
             options.recompress_cluster_similar))
     if dry_run:
         return tierer.plan(maintainer, policy)
-    return tierer.run_once(maintainer, pace, policy, snapshot_only)
+    return tierer.run_once(maintainer, pace, policy, metadata_only)
 
 
 def _projects(maintainer: Maintainer, pace: pacing.Pace, options: Any) -> Any:
@@ -214,11 +214,11 @@ def _require_collect(dry_run: bool = False, by_partition: bool = False,
 
 
 def _require_tier(dry_run: bool = False, everything: bool = False,
-                  snapshot_only: bool = False) -> None:
+                  metadata_only: bool = False) -> None:
     """Refuse arguments that would do nothing."""
-    if snapshot_only and (dry_run or everything):
+    if metadata_only and (dry_run or everything):
         raise exceptions.InvalidParameter(
-            'snapshot_only: it moves nothing, and sends a snapshot')
+            'metadata_only: it moves nothing, and sends a metadata backup')
 
 
 def _require_codec(codec: str | None = None, level: int | None = None,
@@ -319,7 +319,7 @@ TASKS = {row.name: row for row in (
          is_told=True, help=_help_recompress, share=2,
          is_on=lambda options: options.recompress_codec != 'none'),
     Task('tier', _tier,
-         {'dry_run': bool, 'everything': bool, 'snapshot_only': bool},
+         {'dry_run': bool, 'everything': bool, 'metadata_only': bool},
          _require_tier, interval='tier_interval', rate='tier_rate_mib', rank=2,
          counts_first=True, is_told=True),
     Task('projects', _projects, interval='projects_interval',

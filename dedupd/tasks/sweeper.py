@@ -2,8 +2,8 @@
 
 """Sweeping: deletes objects that are not needed any more (cold.rst).
 
-An object goes if no file names it, and the two newest snapshots, which are
-read back for that, do not name it either. No clock decides. So it also
+An object goes if no file names it, and the two newest metadata backups, which
+are read back for that, do not name it either. No clock decides. So it also
 deletes objects that killed runs left.
 """
 
@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import os
 
-from dedupd.tasks import snapshots
+from dedupd.tasks import metadata_backups
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import pacing
@@ -50,19 +50,20 @@ class _Kept(Exception):
 
 def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
          store: object_store.ObjectStore, settings: cold_settings.Settings,
-         listed: snapshots.Listing) -> Plan:
+         listed: metadata_backups.Listing) -> Plan:
     """Find the objects that are not needed; change nothing.
 
     :param listed: all objects of this owner, listed before, and the manifests
         that were sent since
-    :raises UnavailableError: the object store does not give the snapshots
+    :raises UnavailableError: the object store does not give the metadata
+        backups
     """
     # The names that are read below stay so, even if the machine crashes.
     maintainer.engine.sync('images')
     maintainer.engine.sync('groups')
     maintainer.reconcile(pace.step)
     try:
-        needed, least = _in_snapshots(
+        needed, least = _in_backups(
             store, settings.owner, listed, maintainer.repository.read_keys())
         needed |= _in_images(maintainer, settings.owner)
         needed |= _in_groups(maintainer, settings.owner)
@@ -70,7 +71,7 @@ def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     except _Kept as e:
         return Plan([], str(e))
     old, others = [], []
-    for key, size, meaning in snapshots.parsed(settings.owner, listed):
+    for key, size, meaning in metadata_backups.parsed(settings.owner, listed):
         if isinstance(meaning, keys.Manifest):
             if meaning.number < least:
                 old.append((key, size))
@@ -82,7 +83,7 @@ def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
 
 def run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
         store: object_store.ObjectStore, settings: cold_settings.Settings,
-        listed: snapshots.Listing) -> Plan:
+        listed: metadata_backups.Listing) -> Plan:
     """Delete the objects that :func:`plan` finds; return the plan.
 
     :raises pacing.Stopped: between two objects
@@ -92,8 +93,8 @@ def run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     found = plan(maintainer, pace, store, settings, listed)
     if not found.objects:
         return found
-    # The two snapshots were read back before. So a later restore finds them,
-    # and needs only the objects that they name.
+    # The two metadata backups were read back before. So a later restore finds
+    # them, and needs only the objects that they name.
     prefix_owners.require_claim(maintainer.repository, settings, store)
     maintainer.confirm()
     with futures.ThreadPoolExecutor(_PARALLEL, 'sweep') as pool:
@@ -107,18 +108,18 @@ def run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     return found
 
 
-def _in_snapshots(store: object_store.ObjectStore, owner: str,
-                  listed: snapshots.Listing, signing_keys: signingkeys.Keys
-                  ) -> tuple[set[str], int]:
-    """Keys that the two newest snapshots name, and the lower number."""
-    found = snapshots.newest_two(store, owner, [key for key, _ in listed],
-                                 signing_keys)
+def _in_backups(store: object_store.ObjectStore, owner: str,
+                listed: metadata_backups.Listing,
+                signing_keys: signingkeys.Keys) -> tuple[set[str], int]:
+    """Keys that the two newest metadata backups name, and the lower number."""
+    found = metadata_backups.newest_two(
+        store, owner, [key for key, _ in listed], signing_keys)
     needed: set[str] = set()
     with contextlib.ExitStack() as stack:
         for manifest in found.manifests:
             stack.enter_context(manifest)
         if not found.are_two:
-            raise _Kept('there are no two whole snapshots yet')
+            raise _Kept('there are no two whole metadata backups yet')
         for manifest in found.manifests:
             for lines in manifest.groups(), manifest.recipes():
                 needed.update(line.key for line in lines

@@ -10,8 +10,9 @@ killed leaves an object that no group names, or a group that is cold.
 A cold group in which few blocks live is fetched, and sent as a new object with
 only these.
 
-At its end a run takes a snapshot (:mod:`dedupd.tasks.snapshots`), and deletes
-the objects that are not needed any more (:mod:`dedupd.tasks.sweeper`).
+At its end a run takes a metadata backup
+(:mod:`dedupd.tasks.metadata_backups`), and deletes the objects that are not
+needed any more (:mod:`dedupd.tasks.sweeper`).
 """
 
 from collections.abc import Callable
@@ -25,8 +26,8 @@ from typing import Any
 from typing import BinaryIO
 
 from dedupd.tasks import collector
+from dedupd.tasks import metadata_backups
 from dedupd.tasks import recompressor
-from dedupd.tasks import snapshots
 from dedupd.tasks import sweeper
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
@@ -116,12 +117,12 @@ class Result:
     """Requests to the object store that sent an object."""
     gets: int = 0
     """Requests that read a part of an object."""
-    snapshot: int = 0
-    """The number of the new snapshot; 0: nothing had changed."""
+    metadata_backup: int = 0
+    """The number of the new metadata backup; 0: nothing had changed."""
     sent_recipes: int = 0
     """Recipes that were sent for it."""
     deleted_objects: int = 0
-    """Objects that were not needed any more, with old snapshots."""
+    """Objects that were not needed any more, with old metadata backups."""
     deleted_bytes: int = 0
     """Bytes of these."""
     kept: str | None = None
@@ -149,11 +150,11 @@ def plan(maintainer: maintainer_role.Maintainer, policy: Policy) -> Plan:
 
 
 def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
-             policy: Policy, snapshot_only: bool = False) -> Result:
-    """Move the groups that the policy chooses; take a snapshot; sweep.
+             policy: Policy, metadata_only: bool = False) -> Result:
+    """Move the groups that the policy chooses; take a metadata backup; sweep.
 
-    :param snapshot_only: move and delete nothing; take a snapshot even if
-        nothing has changed
+    :param metadata_only: move and delete nothing; take a metadata backup even
+        if nothing has changed
     :raises pacing.Stopped: between two steps
     :raises UnavailableError: the repository is not attached, or the object
         store does not answer. Groups moved before stay so
@@ -164,10 +165,10 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     with cold_settings.connect(settings) as store:
         prefix_owners.require_claim(repo, settings, store)
         run = _Run(maintainer, pace, policy, store, settings.owners)
-        if not snapshot_only:
+        if not metadata_only:
             maintainer.guard(run.run, pace.step)
         return maintainer.guard(
-            lambda: run.finish(settings, snapshot_only), pace.step)
+            lambda: run.finish(settings, metadata_only), pace.step)
 
 
 # -- planning -----------------------------------------------------------------
@@ -301,16 +302,16 @@ class _Run:
         return self._result
 
     def finish(self, settings: cold_settings.Settings,
-               snapshot_only: bool) -> Result:
-        """Take a snapshot, and delete objects that are not needed any more."""
+               metadata_only: bool) -> Result:
+        """Take a metadata backup, and delete objects that nothing needs."""
         maintainer, pace, store = self._maintainer, self._pace, self._store
         result = self._result
         listed = store.keys(f'{settings.owner}/')
-        taken = snapshots.take(maintainer, pace, store, settings, listed,
-                               snapshot_only)
-        result.snapshot = taken.snapshot
+        taken = metadata_backups.take(maintainer, pace, store, settings,
+                                      listed, metadata_only)
+        result.metadata_backup = taken.metadata_backup
         result.sent_recipes = taken.sent_recipes
-        if not snapshot_only:
+        if not metadata_only:
             if taken.key:
                 listed.append((taken.key, 0))
             swept = sweeper.run(maintainer, pace, store, settings, listed)

@@ -158,7 +158,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
 
 
 class BackupMetadata(maintenance.TaskCommand):
-    """Send a snapshot of the metadata to the object store, now.
+    """Send a metadata backup to the object store, now.
 
     With it and the cold groups' objects, 'repository restore' makes the
     directory again. The task 'tier' does the same at its end, if something has
@@ -173,22 +173,22 @@ class BackupMetadata(maintenance.TaskCommand):
         """There are none."""
 
     def take_action(self, parsed_args):
-        return self.run_task(snapshot_only=True)
+        return self.run_task(metadata_only=True)
 
     def _judged(self, result):
-        return common.shown({'snapshot': result.get('snapshot'),
+        return common.shown({'metadata_backup': result.get('metadata_backup'),
                              'sent_recipes': result.get('sent_recipes')})
 
 
 class Restore(command.RepositoryCommand, show.ShowOne):
     """Make a repository again whose directory is lost, from an object store.
 
-    The newest snapshot of the metadata says what it had. Restored are cold
-    groups, and images whose blocks are all in these; the command lists the
-    others. First stop all programs on the host of the lost directory, if it
-    still runs: its images are not shared with the new directory. The exit
-    status is 1 if something was lost. An interrupted restoring goes on when
-    you start it again.
+    The newest metadata backup says what it had. Restored are cold groups, and
+    images whose blocks are all in these; the command lists the others. First
+    stop all programs on the host of the lost directory, if it still runs: its
+    images are not shared with the new directory. The exit status is 1 if
+    something was lost. An interrupted restoring goes on when you start it
+    again.
     """
 
     def add_arguments(self, parser):
@@ -201,21 +201,22 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         key.add_argument(
             '--key', metavar='FILE',
             help="Your copy of the repository's file 'key', which no object "
-            'store has. Only a snapshot that was made with it is restored.')
+            'store has. Only a metadata backup that was made with it is '
+            'restored.')
         key.add_argument(
             '--new-key', action='store_true',
             help='There is no copy: make a new key. Nothing then shows '
-            'whether somebody else made the snapshot. Glance reads no image '
-            "before 'glance sign-locations' has run.")
+            'whether somebody else made the metadata backup. Glance reads no '
+            "image before 'glance sign-locations' has run.")
         parser.add_argument(
-            '--snapshot', type=int, metavar='NUMBER',
-            help='Restore this snapshot, even if newer ones are damaged or '
-            'were not made by the repository, and no other one. Default: the '
-            'newest, if it can be used.')
+            '--metadata-backup', type=int, metavar='NUMBER',
+            help='Restore this metadata backup, even if newer ones are '
+            'damaged or were not made by the repository, and no other one. '
+            'Default: the newest, if it can be used.')
         parser.add_argument(
             '--owner', metavar='ID',
-            help='Whose snapshot to restore, if several directories have '
-            'written there.')
+            help='Whose metadata backup to restore, if several directories '
+            'have written there.')
         parser.add_argument(
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
@@ -235,7 +236,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
             result = restoring.restore(
                 self.path, place, parsed_args.credentials,
                 self._keys(parsed_args), owner=parsed_args.owner,
-                number=parsed_args.snapshot,
+                number=parsed_args.metadata_backup,
                 cache_mib=parsed_args.cache_mib,
                 group_access=parsed_args.group_access,
                 progress=progress.step)
@@ -260,12 +261,12 @@ class Restore(command.RepositoryCommand, show.ShowOne):
 
         with (object_store.ObjectStore(place,
                                        parsed_args.credentials) as connected,
-              restoring.look(connected, self._keys(parsed_args),
-                             parsed_args.owner,
-                             parsed_args.snapshot).manifest as manifest):
+              restoring.look(
+                  connected, self._keys(parsed_args), parsed_args.owner,
+                  parsed_args.metadata_backup).manifest as manifest):
             head, foot = manifest.head, manifest.foot
             return (
-                f'snapshot {head.number} of owner {head.owner}, of '
+                f'metadata backup {head.number} of owner {head.owner}, of '
                 f'{common.Time(head.taken).human_readable()}, would be '
                 f'restored to {self.path}: {foot.groups} groups, and those of '
                 f'{foot.recipes} images that need no others. Is it the last '

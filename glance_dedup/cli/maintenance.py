@@ -421,7 +421,7 @@ class Tier(TaskCommand):
             help='Move every sealed group, whatever tier_age_hours and '
             'tier_free_mib say. Those that tier_keep names stay.')
         # 'repository backup-metadata' is for that.
-        parser.set_defaults(snapshot_only=False)
+        parser.set_defaults(metadata_only=False)
 
 
 class Evict(TaskCommand):

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Snapshots of a repository's metadata, and restoring from them (cold.rst)."""
+"""Backups of a repository's metadata, and restoring from them (cold.rst)."""

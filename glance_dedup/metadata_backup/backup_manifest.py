@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The manifest of a snapshot: the objects from which to restore a directory.
+"""The manifest of a metadata backup: the objects to restore a directory from.
 
 It is a sequence of lines, each in JSON, compressed as one frame of zstd:
 
@@ -130,7 +130,7 @@ class Head:
         """
         return repo_parameters.Parameters.from_json(
             self.parameters.encode(),
-            f'{layout.PARAMETERS_FILE} of snapshot {self.number}')
+            f'{layout.PARAMETERS_FILE} of metadata backup {self.number}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,11 +221,13 @@ def send_file(store: object_store.ObjectStore, head: Head, file: BinaryIO,
         found = Manifest(store, key, signing_keys)
     except exceptions.DamagedError as e:
         raise exceptions.UnavailableError(
-            f'a snapshot was sent, and comes back as another one: {e}') from e
+            'a metadata backup was sent, and comes back as another one: '
+            f'{e}') from e
     if (found.head, found.foot) != (head, foot):
         found.close()
         raise exceptions.UnavailableError(
-            f'{store.location.url}: {key} is another snapshot than was sent')
+            f'{store.location.url}: {key} is another metadata backup than was '
+            'sent')
     return found
 
 
@@ -374,8 +376,8 @@ def _head(fields: dict[str, Any], key: str) -> Head:
         raise ValueError('it has no version')
     if version > _VERSION:
         raise exceptions.VersionError(
-            f'the snapshot {key} has format version {version}; this program '
-            f'knows up to {_VERSION}')
+            f'the metadata backup {key} has format version {version}; this '
+            f'program knows up to {_VERSION}')
     head = Head(**fields)
     if not all(isinstance(text, str) for text in (
             head.owner, head.parameters)) or (

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Fetches the files that a snapshot names: of cold groups, and recipes.
+"""Fetches the files that a metadata backup names: of cold groups, and recipes.
 
 A file that is fetched is compared with the digest in the manifest, written
 under another name, synced and renamed. So each that is there is whole. Safe
@@ -163,7 +163,7 @@ class Fetcher:
             raise ValueError(f'has not the {group.length} bytes that it had')
         content = self._begin(group)
         if hashlib.sha256(content).hexdigest() != group.digest:
-            raise ValueError('is not the one that the snapshot names: '
+            raise ValueError('is not the one that the metadata backup names: '
                              'it is damaged, or somebody changed it')
         return content
 
@@ -224,8 +224,8 @@ class Fetcher:
                 if found.hexdigest() != recipe.digest:
                     raise LostError(
                         f'{self._store.location.url}: {recipe.key} is not '
-                        'the one that the snapshot names: it is damaged, or '
-                        'somebody changed it')
+                        'the one that the metadata backup names: it is '
+                        'damaged, or somebody changed it')
                 os.rename(temporary, path)
             except BaseException:
                 os.unlink(temporary)

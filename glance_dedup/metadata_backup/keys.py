@@ -6,11 +6,11 @@
 ``<owner>/g/<group>-<object id>``          a cold group (:mod:`slices
                                            <glance_dedup.objects.slice_cache>`)
 ``<owner>/r/<image id>-<transaction id>``  a recipe
-``<owner>/m/<number>-<object id>``         a snapshot's manifest
+``<owner>/m/<number>-<object id>``         a metadata backup's manifest
 =========================================  ====================================
 
 A recipe is written once, under a transaction id that no other has. So its
-object needs no other id, and an interrupted snapshot finds its objects.
+object needs no other id, and an interrupted metadata backup finds its objects.
 """
 
 import re

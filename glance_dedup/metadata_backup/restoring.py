@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Restoring: makes a lost directory again, out of a snapshot (cold.rst).
+"""Restoring: makes a lost directory again, from a metadata backup (cold.rst).
 
 The directory is no repository before the last step, so a restoring that was
 killed leaves nothing that looks whole. Another one in the same directory
@@ -49,10 +49,10 @@ _Line = TypeVar('_Line', backup_manifest.Group, backup_manifest.Recipe)
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Contents of a snapshot, as far as they can be restored."""
+    """Contents of a metadata backup, as far as they can be restored."""
 
     owner: str
-    """Owner of the snapshot."""
+    """Owner of the metadata backup."""
     live: tuple[str, ...]
     """All owners that are to be retired."""
     manifest: backup_manifest.Manifest
@@ -67,11 +67,11 @@ class Result:
     owner: str
     """The new one."""
     restored_from: str
-    """The owner of the snapshot."""
-    snapshot: int
+    """The owner of the metadata backup."""
+    metadata_backup: int
     """Its number."""
     taken: float
-    """Time of the snapshot, in seconds since 1970."""
+    """Time of the metadata backup, in seconds since 1970."""
     groups: int = 0
     images: int = 0
     """Recipes, with those of backups."""
@@ -81,22 +81,22 @@ class Result:
     lost_images: dict[str, str] = dataclasses.field(default_factory=dict)
     """Images and backups that were not restored, each with the reason."""
     lost_volumes: list[str] = dataclasses.field(default_factory=list)
-    """Ids of volumes. Their journals are in no snapshot."""
+    """Ids of volumes. Their journals are in no metadata backup."""
 
 
-# -- snapshots ----------------------------------------------------------------
+# -- metadata backups ---------------------------------------------------------
 
 def look(store: object_store.ObjectStore,
          signing_keys: signingkeys.Keys | None, owner: str | None = None,
          number: int | None = None) -> Found:
-    """Find the newest snapshot; changes nothing.
+    """Find the newest metadata backup; changes nothing.
 
     :param signing_keys: as for :class:`manifest.Manifest`
     :param owner: the owner; None: the one without a successor
-    :param number: of the snapshot that must be the one; None: the newest of
-        all, whether it is whole or not
+    :param number: of the metadata backup that must be the one; None: the
+        newest of all, whether it is whole or not
     :raises InvalidParameter: there is none, or several owners might be meant;
-        or another snapshot is the one that can be restored
+        or another metadata backup is the one that can be restored
     """
     successors = {one: _successor_of(store, one)
                   for one in prefix_owners.all_owners(store)}
@@ -115,8 +115,8 @@ def look(store: object_store.ObjectStore,
     if manifest is None:
         before = [one for one, by in successors.items() if by == owner]
         raise exceptions.InvalidParameter(
-            f'{store.location.url}: owner {owner} has no snapshot that is '
-            'whole' + ''.join(f'. {text}' for text in unusable) + (
+            f'{store.location.url}: owner {owner} has no metadata backup that '
+            'is whole' + ''.join(f'. {text}' for text in unusable) + (
                 f'. It took the place of {before[0]}: restore that one, with '
                 f'--owner {before[0]}' if before else ''))
     try:
@@ -129,7 +129,7 @@ def look(store: object_store.ObjectStore,
 
 def _require_number(manifest: backup_manifest.Manifest, unusable: list[str],
                     number: int | None) -> None:
-    """Refuse a snapshot that the operator did not choose.
+    """Refuse a metadata backup that the operator did not choose.
 
     Without a choice it must be the newest: a writer of the object
     store may have damaged newer ones, so that an old state comes back.
@@ -137,14 +137,15 @@ def _require_number(manifest: backup_manifest.Manifest, unusable: list[str],
     head = manifest.head
     if number is None and unusable:
         raise exceptions.InvalidParameter(
-            f'{". ".join(unusable)}. The newest snapshot that can be restored '
-            f'is number {head.number}, of '
+            f'{". ".join(unusable)}. The newest metadata backup that can be '
+            f'restored is number {head.number}, of '
             f'{time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(head.taken))} '
-            f'UTC: give --snapshot {head.number} if you want it')
+            f'UTC: give --metadata-backup {head.number} if you want it')
     if number not in (None, head.number):
         raise exceptions.InvalidParameter(
-            f'snapshot {number} cannot be restored: the newest one that can '
-            f'is number {head.number}, and objects of older ones are deleted')
+            f'metadata backup {number} cannot be restored: the newest one '
+            f'that can is number {head.number}, and objects of older ones are '
+            'deleted')
 
 
 def _successor_of(store: object_store.ObjectStore, owner: str) -> str | None:
@@ -168,7 +169,7 @@ def _choose(store: object_store.ObjectStore,
             'bucket or container was emptied')
     raise exceptions.InvalidParameter(
         f'{store.location.url} has several owners: {", ".join(last)}. Say '
-        'with --owner whose snapshot is to be restored')
+        'with --owner whose metadata backup is to be restored')
 
 
 # -- restoring ----------------------------------------------------------------
@@ -179,13 +180,13 @@ def restore(path: str, location: object_location.Location, credentials: str,
             cache_mib: int = cold_settings.CACHE_MIB,
             group_access: bool = False,
             progress: Progress = lambda done, total, what: None) -> Result:
-    """Make a repository out of the newest snapshot.
+    """Make a repository out of the newest metadata backup.
 
     :param path: a directory that is missing or empty, or that an earlier call
         has begun
     :param credentials: the path of a file
     :param signing_keys: those of the repository. None: they are lost. It gets
-        a new one, and nothing shows who made the snapshot
+        a new one, and nothing shows who made the metadata backup
     :param owner, number: as for :func:`look`
     :param group_access: as for :func:`layout.create`
     :raises InvalidParameter: as :func:`look`; or the directory is in use
@@ -223,7 +224,7 @@ def restore(path: str, location: object_location.Location, credentials: str,
                         manifest.head, owner=new, number=1,
                         taken=time.time()), restoring.lines(), keys):
                 pass
-        # With its own snapshot, the new owner can be restored from now on.
+        # With its own backup, the new owner can be restored from now on.
         prefix_owners.claim(store, settings, parameters.repository_id)
         cold_settings.write(path, settings)
         layout.end_restoring(path)
@@ -259,9 +260,8 @@ def _owners(new: str, old: str, manifest: backup_manifest.Manifest
         found[group.owner] = None
         if len(found) > cold_settings.MAX_OWNERS:
             raise exceptions.InvalidParameter(
-                f'the snapshot names objects of more than '
-                f'{cold_settings.MAX_OWNERS} '
-                'owners')
+                'the metadata backup names objects of more than '
+                f'{cold_settings.MAX_OWNERS} owners')
     return tuple(found)
 
 
@@ -310,7 +310,7 @@ class _Restoring:
 
     def lines(self) -> Iterator[backup_manifest.Group
                                 | backup_manifest.Recipe]:
-        """The lines of the snapshot that are restored."""
+        """The lines of the metadata backup that are restored."""
         for group in self._manifest.groups():
             if group.number in self._groups:
                 yield group
@@ -366,7 +366,7 @@ class _Restoring:
         self.result.groups = len(self._groups)
 
     def _remove_others(self) -> None:
-        """Remove groups that an earlier call fetched for another snapshot."""
+        """Remove groups that an earlier call fetched for another backup."""
         directory = os.path.join(self._path, 'groups')
         wanted = {f'{number:08x}' for number in self._groups}
         with files.os_errors(f'cannot tidy {directory}'):
@@ -416,7 +416,8 @@ class _Restoring:
                                   - self._groups):
                         return self.result.lost_groups.get(
                             group, f'it needs group {group:08x}, which was '
-                            'only on the disk when the snapshot was taken')
+                            'only on the disk when the metadata backup was '
+                            'taken')
         except exceptions.UNREADABLE as e:
             return str(e)
         return ''

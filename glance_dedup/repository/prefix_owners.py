@@ -195,7 +195,7 @@ def retire(store: object_store.ObjectStore, owner: str, successor: str
     """Have an owner write and delete nothing any more.
 
     What it has begun when this returns, it ends: it may delete objects that
-    neither its files nor its two newest snapshots name.
+    neither its files nor its two newest metadata backups name.
 
     :param successor: the owner that takes its place
     """

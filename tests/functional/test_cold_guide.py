@@ -222,7 +222,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
                 return asked(faults)
 
             run(('image', SIZE))
-            run()       # the second snapshot
+            run()       # the second metadata backup
             idle = run()
             four = run(('four', SIZE))
             second = run()

@@ -215,7 +215,7 @@ class World:
     def sweep(self):
         """Runs that are not killed leave no object that no group names.
 
-        The first two take the snapshots that no longer name the others.
+        The first two take the metadata backups that no longer name the others.
         """
         with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:

@@ -120,7 +120,7 @@ def test_the_page(site):
     site.put('later', 2)
     # The daemon sends it, since it has the lock.
     said, = site.follow('What is sent, and when', 0)
-    assert re.search(r'snapshot +\| 2 ', said), said
+    assert re.search(r'metadata_backup +\| 2 ', said), said
     site.follow('Save the key', 0)
     lost = pathlib.Path(site.directory / 'lost')
     site.datadir.rename(lost)

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from dedupd.tasks import collector
-from dedupd.tasks import snapshots
+from dedupd.tasks import metadata_backups
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.base import signingkeys
@@ -23,8 +23,8 @@ from glance_dedup.metadata_backup import keys
 from glance_dedup.metadata_backup import restoring
 from glance_dedup.objects import slice_cache
 from glance_dedup.repository import prefix_owners
+from tests.functional import test_metadata_backups
 from tests.functional import test_restore
-from tests.functional import test_snapshots
 from tests.support import repositories
 
 pytest_plugins = ['tests.support.object_fixtures']
@@ -42,11 +42,12 @@ def content_of(connection, key):
 
 def manifests(filled, connection):
     """Return the keys of all manifests, oldest first."""
-    return [one.key for one in test_snapshots.kinds(filled, connection)[2]]
+    return [one.key for one in
+            test_metadata_backups.kinds(filled, connection)[2]]
 
 
 def restore_again(filled, path, **options):
-    """Restore the first owner's snapshot, which others may have replaced."""
+    """Restore the first owner's backup, which others may have replaced."""
     shutil.rmtree(path, ignore_errors=True)
     return restore(filled, path, owner=filled.settings.owner, **options)
 
@@ -117,11 +118,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize('change', CHANGES)
-def test_each_object_of_a_snapshot(filled, connection, tmp_path, change):
+def test_each_object_of_a_backup(filled, connection, tmp_path, change):
     """Restoring refuses each object that was changed, and names it."""
     owner = filled.settings.owner
     filled.tier()
-    groups, recipes, (old, new) = test_snapshots.kinds(filled, connection)
+    groups, recipes, (old, new) = test_metadata_backups.kinds(
+        filled, connection)
     by_kind = {
         'm': [new.key, old.key],
         'g': [slice_cache.key_of(owner, key.number,
@@ -200,7 +202,7 @@ def test_a_forged_manifest(filled, connection, tmp_path, place, key):
     # The helper makes manifests that are accepted with the right key.
     prefix_owners.put_bytes(connection, where, forged(
         content, number, filled.repo.read_keys().current))
-    assert restore(filled, tmp_path / 'new').snapshot == number
+    assert restore(filled, tmp_path / 'new').metadata_backup == number
 
 
 def test_a_manifest_of_another_repository(filled, connection, tmp_path):
@@ -250,11 +252,11 @@ def test_an_older_manifest_under_a_newer_name(filled, connection, tmp_path):
             connection.delete(where)
         else:
             prefix_owners.put_bytes(connection, where, before)
-    assert restore(filled, tmp_path / 'new').snapshot == 2
+    assert restore(filled, tmp_path / 'new').metadata_backup == 2
 
 
 def test_what_remains_possible(filled, connection, tmp_path):
-    """An old snapshot restores if newer ones are gone; its date is shown."""
+    """An old backup restores if newer ones are gone; its date is shown."""
     filled.put('later', 1, 5)
     filled.tier()
     connection.delete(manifests(filled, connection)[1])
@@ -264,7 +266,7 @@ def test_what_remains_possible(filled, connection, tmp_path):
         place.location.url, '--endpoint', place.location.endpoint,
         '--credentials', place.credentials, '--key', filled.path / 'key',
         status=2)
-    assert 'snapshot 1 of owner' in asked.stderr
+    assert 'metadata backup 1 of owner' in asked.stderr
     assert 'Is it the last one that you know of?' in asked.stderr
 
 
@@ -274,16 +276,16 @@ def test_a_forged_manifest_only_keeps_objects(filled, connection):
     prefix_owners.put_bytes(connection, keys.of_manifest(
         filled.settings.owner, 9, 'a' * 32), b'forged')
     result = filled.tier()
-    assert result.kept and result.snapshot == 10
+    assert result.kept and result.metadata_backup == 10
     result = filled.tier()
-    assert result.kept is None and result.snapshot == 11
+    assert result.kept is None and result.metadata_backup == 11
 
 
 @pytest.mark.parametrize('how', ['changed', 'gone'])
-def test_an_object_that_is_wrong_before_the_snapshot(
+def test_an_object_that_is_wrong_before_the_backup(
         filled, connection, monkeypatch, how):
     """A wrong object gets into no manifest, and the others do."""
-    real = snapshots.take
+    real = metadata_backups.take
     wrong = []
 
     def take(*arguments, **options):
@@ -299,13 +301,13 @@ def test_an_object_that_is_wrong_before_the_snapshot(
                 connection.delete(key)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(snapshots, 'take', take)
+    monkeypatch.setattr(metadata_backups, 'take', take)
     filled.put('more', 0.5, 7)
     filled.tier()
     assert len(wrong) == 1
     warning, = filled.maintainer.warnings
     assert wrong[0] in warning and 'group 00000003' in warning
-    assert [group.number for group in snapshot_groups(filled, connection)] == [
+    assert [one.number for one in backed_up_groups(filled, connection)] == [
         1, 2]
     if how == 'changed':
         assert wrong[0] in filled.objects()     # nor is it deleted
@@ -313,32 +315,32 @@ def test_an_object_that_is_wrong_before_the_snapshot(
 
 def test_freed_blocks_do_not_count(filled, connection):
     """The object is unchanged, and the file has fewer blocks."""
-    group = next(iter(snapshot_groups(filled, connection)))
+    group = next(iter(backed_up_groups(filled, connection)))
     fetcher = fetching.Fetcher(connection, str(filled.path),
                                filled.repo.parameters)
     assert fetcher.digest(group) == group.digest
     filled.repo.delete('two')
     collector.run_once(filled.maintainer, pacing.Pace(), evacuate_share=0)
-    for one in snapshot_groups(filled, connection):
+    for one in backed_up_groups(filled, connection):
         assert fetcher.digest(one) == one.digest
 
 
-def snapshot_groups(filled, connection):
-    with test_snapshots.newest(filled, connection) as found:
+def backed_up_groups(filled, connection):
+    with test_metadata_backups.newest(filled, connection) as found:
         return list(found.groups())
 
 
 # -- a change of the key ------------------------------------------------------
 
-def test_snapshots_follow_a_change_of_the_key(filled, connection, tmp_path):
-    assert [filled.tier().snapshot for _ in range(2)] == [2, 0]
+def test_backups_follow_a_change_of_the_key(filled, connection, tmp_path):
+    assert [filled.tier().metadata_backup for _ in range(2)] == [2, 0]
     shutil.copy(filled.path / 'key', tmp_path / 'old')
     signingkeys.begin_change(str(filled.path))
     shutil.copy(filled.path / 'key', tmp_path / 'both')
-    # Snapshots made with the old key are accepted, and replaced.
-    assert [filled.tier().snapshot for _ in range(3)] == [3, 4, 0]
+    # Metadata backups made with the old key are accepted, and replaced.
+    assert [filled.tier().metadata_backup for _ in range(3)] == [3, 4, 0]
     signingkeys.finish_change(str(filled.path))
-    assert filled.tier().snapshot == 0
+    assert filled.tier().metadata_backup == 0
 
     def restored(copy):
         shutil.rmtree(tmp_path / 'new', ignore_errors=True)
@@ -350,20 +352,20 @@ def test_snapshots_follow_a_change_of_the_key(filled, connection, tmp_path):
 
     with pytest.raises(exceptions.InvalidParameter, match='key was changed'):
         restored('old')
-    assert restored('both').snapshot == 4
+    assert restored('both').metadata_backup == 4
     assert (tmp_path / 'new' / 'key').read_bytes() == (
         tmp_path / 'both').read_bytes()
 
 
-def test_a_change_that_ended_without_snapshots(filled, connection):
-    """No object is deleted before two snapshots exist with the new key."""
+def test_a_change_that_ended_without_backups(filled, connection):
+    """No object is deleted before two backups exist with the new key."""
     filled.tier()
     signingkeys.begin_change(str(filled.path))
     signingkeys.finish_change(str(filled.path))
     before = filled.objects()
-    assert [filled.tier().snapshot for _ in range(3)] == [3, 4, 0]
+    assert [filled.tier().metadata_backup for _ in range(3)] == [3, 4, 0]
     assert filled.objects() == before
-    assert len(snapshot_groups(filled, connection)) == 2
+    assert len(backed_up_groups(filled, connection)) == 2
 
 
 # -- without a copy of the key ------------------------------------------------
@@ -386,9 +388,9 @@ def test_a_new_key(filled, connection, tmp_path):
     assert 'glance sign-locations' in made.stderr
     new = signingkeys.read(str(tmp_path / 'new' / 'key'))
     assert new.current not in filled.repo.read_keys().accepted
-    # The new repository's own snapshot is made with that key.
+    # The new repository's own metadata backup is made with that key.
     with repositories.open_repository(tmp_path / 'new') as repo:
         assert repo.read_keys() == new
     found = restoring.restore(tmp_path / 'newest', place.location,
                               place.credentials, new)
-    assert found.snapshot == 1 and not found.lost_images
+    assert found.metadata_backup == 1 and not found.lost_images

@@ -22,7 +22,7 @@ from glance_dedup.metadata_backup import restoring
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import layout
 from glance_dedup.repository import prefix_owners
-from tests.functional import test_snapshots
+from tests.functional import test_metadata_backups
 from tests.functional import test_tierer
 from tests.support import documents
 from tests.support import objects
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 pytest_plugins = ['tests.support.object_fixtures']
 
 store = test_tierer.store
-connection = test_snapshots.connection
+connection = test_metadata_backups.connection
 ALL = test_tierer.ALL
 SIZE = test_tierer.SIZE
 
@@ -63,7 +63,7 @@ def filled(store):
     store.put('two', 0.75, 2)
     store.put('both', 1, 1)
     store.put('hot', 0.5, 3)
-    assert store.tier().snapshot == 1
+    assert store.tier().metadata_backup == 1
     assert store.cold() == [1, 2]
     return store
 
@@ -96,7 +96,7 @@ def test_what_was_cold_comes_back(filled, connection, tmp_path):
     seen = []
     result = restore(filled, tmp_path / 'new', progress=lambda *step: (
         seen.append(step)))
-    assert (result.groups, result.images, result.snapshot) == (2, 3, 1)
+    assert (result.groups, result.images, result.metadata_backup) == (2, 3, 1)
     assert (result.lost_groups, result.lost_volumes) == ({}, [])
     assert list(result.lost_images) == ['hot']
     assert 'only on the disk' in result.lost_images['hot']
@@ -122,7 +122,7 @@ def test_the_new_directory_goes_on(filled, connection, tmp_path):
     with contextlib.closing(Restored(
             tmp_path / 'new', whole(filled))) as made:
         made.put('new', 2, 9)
-        assert made.tier().snapshot == 2
+        assert made.tier().metadata_backup == 2
         assert len(made.objects()) == 2
         made.repo.delete('two')
         del made.images['two']
@@ -182,20 +182,20 @@ def test_volumes_and_backups(server, proxy, tmp_path, faults):
 # -- damaged and missing objects ----------------------------------------------
 
 def test_a_damaged_manifest(filled, connection, tmp_path):
-    """The snapshot before is restored only if the operator requests it."""
+    """The backup before is restored only if the operator requests it."""
     filled.put('later', 1, 5)
-    assert filled.tier().snapshot == 2
-    newest = test_snapshots.kinds(filled, connection)[2][1]
+    assert filled.tier().metadata_backup == 2
+    newest = test_metadata_backups.kinds(filled, connection)[2][1]
     change(connection, newest.key, connection.size(newest.key) // 2)
     with pytest.raises(exceptions.InvalidParameter) as refused:
         restore(filled, tmp_path / 'new')
     assert newest.key in str(refused.value)
-    assert 'give --snapshot 1 if' in str(refused.value)
+    assert 'give --metadata-backup 1 if' in str(refused.value)
     assert not prefix_owners.is_retired(connection, filled.settings.owner)
     with pytest.raises(exceptions.InvalidParameter, match='number 1'):
         restore(filled, tmp_path / 'new', number=2)
     result = restore(filled, tmp_path / 'new', number=1)
-    assert result.snapshot == 1 and 'later' not in result.lost_images
+    assert result.metadata_backup == 1 and 'later' not in result.lost_images
     images = whole(filled)
     del images['later']
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
@@ -203,9 +203,10 @@ def test_a_damaged_manifest(filled, connection, tmp_path):
 
 
 def test_no_manifest_is_whole(filled, connection, tmp_path):
-    key, = test_snapshots.kinds(filled, connection)[2]
+    key, = test_metadata_backups.kinds(filled, connection)[2]
     change(connection, key.key, 3)
-    with pytest.raises(exceptions.InvalidParameter, match='no snapshot'):
+    with pytest.raises(exceptions.InvalidParameter,
+                       match='no metadata backup'):
         restore(filled, tmp_path / 'new')
     assert not os.listdir(tmp_path / 'new')
     assert not prefix_owners.is_retired(connection, filled.settings.owner)
@@ -247,7 +248,7 @@ def test_two_objects_that_changed_places(filled, connection, tmp_path):
 
 @pytest.mark.parametrize('how', ['gone', 'damaged', 'short', 'other'])
 def test_a_recipe_that_is_wrong(filled, connection, tmp_path, how):
-    _, recipes, _ = test_snapshots.kinds(filled, connection)
+    _, recipes, _ = test_metadata_backups.kinds(filled, connection)
     named = {key.image_id: keys.of_recipe(
         filled.settings.owner, *key) for key in recipes}
     key = named['two']
@@ -285,7 +286,7 @@ def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
             assert not (path / 'repository.json').exists()
             result = restore(filled, path)
         faults.reset()
-        # A directory restored before has no snapshot with the hot image.
+        # A directory restored before has no backup with the hot image.
         assert set(result.lost_images) <= {'hot'} and result.images == 3, at
         assert not result.lost_groups
 
@@ -381,7 +382,7 @@ def test_the_old_directory_writes_nothing_more(filled, connection, tmp_path):
     restore(filled, tmp_path / 'new')
     before = connection.keys('')
     for call in (filled.tier, lambda: tierer.run_once(
-            filled.maintainer, pacing.Pace(), ALL, snapshot_only=True)):
+            filled.maintainer, pacing.Pace(), ALL, metadata_only=True)):
         with pytest.raises(exceptions.InvalidParameter, match='restored to'):
             call()
     assert connection.keys('') == before
@@ -389,7 +390,7 @@ def test_the_old_directory_writes_nothing_more(filled, connection, tmp_path):
 
 
 @pytest.mark.parametrize('moment', [
-    'sending recipes', 'sending the snapshot', 'deleting objects'])
+    'sending recipes', 'sending the metadata backup', 'deleting objects'])
 def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
                                             moment):
     """The old host continues its work after the directory was restored."""
@@ -416,9 +417,9 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
     for _ in range(3):
         with pytest.raises(exceptions.InvalidParameter):
             filled.tier(tierer.Policy(everything=True, live_share=90))
-    # The newest snapshot is from before the deletion, or from after it.
+    # The newest metadata backup is from before the deletion, or from after it.
     images['one'], images['both'] = filled.images['one'], filled.images['both']
-    assert result.snapshot == (2 if moment != 'deleting objects' else 4)
+    assert result.metadata_backup == (2 if moment != 'deleting objects' else 4)
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
         made.require_healthy()
 
@@ -522,7 +523,7 @@ def test_two_restorings_at_the_same_time(filled, tmp_path):
 
 
 def test_an_earlier_owner_is_restored(filled, connection, tmp_path):
-    """The earlier owner's snapshot comes back; its successor is retired."""
+    """The earlier owner's backup comes back; its successor is retired."""
     restore(filled, tmp_path / 'new')
     with contextlib.closing(Restored(
             tmp_path / 'new', whole(filled))) as made:
@@ -564,7 +565,7 @@ def test_a_directory_that_moved(filled, moved, connection):
     with pytest.raises(exceptions.InvalidParameter, match='its place'):
         filled.tier()
     with contextlib.closing(Restored(moved, filled.images)) as made:
-        assert made.tier().snapshot == 1
+        assert made.tier().metadata_backup == 1
         made.put('more', 1, 8)
         made.tier()
         made.require_healthy()
@@ -656,7 +657,8 @@ def test_the_commands(filled, tmp_path):
     filled.maintainer.close()
     exported = run('--repository', filled.path, 'repository',
                    'backup-metadata', '-f', 'json')
-    assert json.loads(exported.stdout) == {'snapshot': 2, 'sent_recipes': 0}
+    assert json.loads(exported.stdout) == {
+        'metadata_backup': 2, 'sent_recipes': 0}
     arguments = [
         '--repository', tmp_path / 'new', 'repository', 'restore', '--from',
         place.location.url, '--endpoint', place.location.endpoint,

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Snapshots: sends the data for making the directory again (cold.rst).
+"""Metadata backups: sends the data for making the directory again (cold.rst).
 
-A snapshot names the cold groups with their objects, and the images with the
-objects of their recipes. Recipes that the snapshot before does not have are
+A metadata backup names the cold groups with their objects, and the images with
+the objects of their recipes. Recipes that the backup before does not have are
 sent first, then the manifest, which is read back. A run that is killed leaves
 recipes; the next run finds them, and does not send them again.
 
 Uploads and deletions go on meanwhile. Nothing is freed, merged or rewritten,
-because the maintainer takes the snapshot.
+because the maintainer takes the backup.
 """
 
 import collections
@@ -52,10 +52,10 @@ _Begun = tuple[backup_manifest.Recipe, futures.Future[int] | None]
 class Result:
     """Result of a run."""
 
-    snapshot: int = 0
-    """The number of the new snapshot; 0: none was needed."""
+    metadata_backup: int = 0
+    """The number of the new metadata backup; 0: none was needed."""
     images: int = 0
-    """Recipes that the new snapshot names."""
+    """Recipes that the new metadata backup names."""
     sent_recipes: int = 0
     """Of these, those that were sent."""
     key: str = ''
@@ -65,18 +65,18 @@ class Result:
 def take(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
          store: object_store.ObjectStore, settings: cold_settings.Settings,
          listed: Listing, always: bool = False) -> Result:
-    """Take a snapshot, if anything has changed, or `always`.
+    """Take a metadata backup, if anything has changed, or `always`.
 
-    To make sure that two snapshots name the same objects, one is also taken
-    if the two newest ones do not, or if one of them is damaged. Without cold
-    groups, and snapshots, there is nothing to restore, so none is taken.
+    To make sure that two backups name the same objects, one is also taken if
+    the two newest ones do not, or if one of them is damaged. Without cold
+    groups, and backups, there is nothing to restore, so none is taken.
 
     :param listed: all objects of this owner, listed before
     :raises pacing.Stopped: between two recipes
     :raises UnavailableError: the object store does not do its part
     :raises InvalidParameter: another directory has taken this one's place
     """
-    # The names in the snapshot stay so, even if the machine crashes.
+    # The names in the metadata backup stay so, even if the machine crashes.
     maintainer.engine.sync('images')
     maintainer.engine.sync('groups')
     maintainer.reconcile(pace.step)
@@ -87,10 +87,10 @@ def take(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
         for manifest in found.manifests:
             stack.enter_context(manifest)
         pool = stack.enter_context(futures.ThreadPoolExecutor(
-            _PARALLEL, 'snapshot'))
+            _PARALLEL, 'metadata-backup'))
         stack.callback(pool.shutdown, cancel_futures=True)
-        snapshot = _Snapshot(maintainer, pace, store, settings, listed, pool)
-        return snapshot.take(found, signing_keys, always)
+        backup = _Backup(maintainer, pace, store, settings, listed, pool)
+        return backup.take(found, signing_keys, always)
 
 
 # -- the newest ones ----------------------------------------------------------
@@ -147,7 +147,7 @@ def newest_two(store: object_store.ObjectStore, owner: str,
 
 # -- a new one ----------------------------------------------------------------
 
-class _Snapshot:
+class _Backup:
     def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: pacing.Pace, store: object_store.ObjectStore,
                  settings: cold_settings.Settings, listed: Listing,
@@ -188,12 +188,12 @@ class _Snapshot:
             self._maintainer.confirm()
             prefix_owners.require_claim(repo, self._settings, self._store)
             self._pace.step(self._pace.done, self._pace.total,
-                            'sending the snapshot',
+                            'sending the metadata backup',
                             os.fstat(file.fileno()).st_size)
             with backup_manifest.send_file(
                     self._store, head, file, foot,
                     signing_keys) as manifest:
-                result.snapshot, result.key = head.number, manifest.key
+                result.metadata_backup, result.key = head.number, manifest.key
         result.images = foot.recipes
         return result
 
@@ -203,7 +203,7 @@ class _Snapshot:
                 ) -> Iterator[backup_manifest.Group]:
         """The cold groups.
 
-        Of one whose file cannot be read, or was lost, the line of the snapshot
+        Of one whose file cannot be read, or was lost, the line of the backup
         before stays: its object may be all that is left. One whose object is
         another one now is left out.
         """
@@ -247,7 +247,8 @@ class _Snapshot:
         try:
             yield group._replace(digest=self._fetcher.digest(group))
         except (exceptions.DamagedError, object_store.ObjectNotFound) as e:
-            self._warn(f'group {group.number:08x} is not in the snapshot: {e}')
+            self._warn(f'group {group.number:08x} is not in the metadata '
+                       f'backup: {e}')
 
     def _is_lost(self, number: int) -> bool:
         """Return whether images need a group that has no file."""
@@ -290,7 +291,7 @@ class _Snapshot:
         maintainer = self._maintainer
         known = {image_id: txid.hex() for txid, image_id in
                  maintainer.recipes.txids(maintainer.catalog).items()}
-        # Of one that cannot be read, or was lost, the line of the snapshot
+        # Of one that cannot be read, or was lost, the line of the backup
         # before stays.
         doubtful = {*maintainer.unreadable.images(),
                     *maintainer.unreadable.lost.values()}
@@ -323,7 +324,8 @@ class _Snapshot:
         except exceptions.ImageNotFound:
             return
         except exceptions.UNREADABLE as e:
-            self._warn(f'image {new.image_id} is not in the snapshot: {e}')
+            self._warn(f'image {new.image_id} is not in the metadata backup: '
+                       f'{e}')
             if was is not None:
                 yield was, None
             return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Snapshots on a real object store, and the deletion of objects."""
+"""Metadata backups on a real object store, and the deletion of objects."""
 
 import contextlib
 import hashlib
@@ -10,7 +10,7 @@ import secrets
 import pytest
 
 from dedupd.tasks import collector
-from dedupd.tasks import snapshots
+from dedupd.tasks import metadata_backups
 from dedupd.tasks import sweeper
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
@@ -73,11 +73,11 @@ def wear(store):
     return before
 
 
-def test_a_snapshot_names_everything(store, connection):
+def test_a_backup_names_everything(store, connection):
     store.put('one', 2.5, 1)
     store.put('two', 0.25, 2)
     result = store.tier()
-    assert (result.snapshot, result.sent_recipes) == (1, 2)
+    assert (result.metadata_backup, result.sent_recipes) == (1, 2)
     with newest(store, connection) as manifest:
         assert manifest.head.read_parameters() == store.repo.parameters
         assert manifest.has_current_key
@@ -98,46 +98,46 @@ def test_a_snapshot_names_everything(store, connection):
 def test_one_is_taken_only_if_something_changed(store, connection):
     store.put('one', 1, 1)
     # There are two, so that the loss of one manifest loses no image.
-    assert [store.tier().snapshot for _ in range(4)] == [1, 2, 0, 0]
+    assert [store.tier().metadata_backup for _ in range(4)] == [1, 2, 0, 0]
     store.put('two', 0.1, 2)
     result = store.tier()
-    assert (result.snapshot, result.sent_recipes) == (3, 1)
-    assert [store.tier().snapshot for _ in range(2)] == [4, 0]
+    assert (result.metadata_backup, result.sent_recipes) == (3, 1)
+    assert [store.tier().metadata_backup for _ in range(2)] == [4, 0]
     store.repo.delete('two')
-    assert [store.tier().snapshot for _ in range(3)] == [5, 6, 0]
+    assert [store.tier().metadata_backup for _ in range(3)] == [5, 6, 0]
     # Only the two newest are left.
     assert [key.number for key in kinds(store, connection)[2]] == [5, 6]
 
 
 def test_without_cold_groups_there_is_nothing_to_restore(store, connection):
     store.put('one', 0.5, 1)
-    assert store.tier().snapshot == 0
+    assert store.tier().metadata_backup == 0
     assert not listed(store, connection)
     result = tierer.run_once(store.maintainer, pacing.Pace(), ALL,
-                             snapshot_only=True)
-    assert result.snapshot == 1 and result.groups == 0
+                             metadata_only=True)
+    assert result.metadata_backup == 1 and result.groups == 0
 
 
-def test_a_replaced_object_goes_after_two_snapshots(store, connection):
+def test_a_replaced_object_goes_after_two_backups(store, connection):
     store.put('one', 0.25, 1)
     store.put('two', 0.75, 2)
     store.tier()
     store.tier()
     before = wear(store)
     first = store.tier()
-    assert first.renewed == 1 and first.snapshot == 3
+    assert first.renewed == 1 and first.metadata_backup == 3
     assert keys.Group(1, before) in kinds(store, connection)[0]
     size = sum(size for _, size in listed(store, connection))
     plan = tierer.plan(store.maintainer, ALL)
     assert plan.unneeded_objects == 0
     second = store.tier()
-    assert second.snapshot == 4 and second.kept is None
+    assert second.metadata_backup == 4 and second.kept is None
     groups, recipes, manifests = kinds(store, connection)
     assert [key.object_id for key in groups] == [
         store.facts()[1]['object'].hex()]
     assert [key.image_id for key in recipes] == ['one']
     assert [key.number for key in manifests] == [3, 4]
-    # The object, the recipe of the deleted image, and snapshot 2 go.
+    # The object, the recipe of the deleted image, and metadata backup 2 go.
     assert second.deleted_objects == 3
     assert second.deleted_bytes > test_tierer.SIZE
     assert sum(size for _, size in listed(store, connection)) < size / 2
@@ -162,12 +162,12 @@ def test_what_killed_runs_left_goes(store, connection):
     store.require_all()
 
 
-def test_nothing_goes_before_there_are_two_snapshots(store, connection):
+def test_nothing_goes_before_there_are_two_backups(store, connection):
     store.put('one', 1, 1)
     orphan = slice_cache.key_of(store.settings.owner, 7, bytes(range(16)))
     prefix_owners.put_bytes(connection, orphan, b'x')
     result = store.tier()
-    assert 'no two whole snapshots' in result.kept
+    assert 'no two whole metadata backups' in result.kept
     assert orphan in dict(listed(store, connection))
     assert tierer.plan(store.maintainer, ALL).unneeded_objects == 0
     # A third party flips a bit of one of them.
@@ -178,7 +178,7 @@ def test_nothing_goes_before_there_are_two_snapshots(store, connection):
     content[len(content) // 2] ^= 1
     prefix_owners.put_bytes(connection, key, bytes(content))
     assert tierer.plan(store.maintainer, ALL).unneeded_objects == 0
-    assert [store.tier().snapshot for _ in range(3)] == [3, 0, 0]
+    assert [store.tier().metadata_backup for _ in range(3)] == [3, 0, 0]
     assert orphan not in dict(listed(store, connection))
 
 
@@ -248,7 +248,7 @@ def test_an_image_that_is_deleted_meanwhile(store, connection, monkeypatch):
     for name in 'abcdefgh':
         store.put(name, 0.25, ord(name))
     seen = []
-    real = snapshots._Snapshot._open
+    real = metadata_backups._Backup._open
 
     def opening(self, recipe):
         if not seen:
@@ -258,9 +258,9 @@ def test_an_image_that_is_deleted_meanwhile(store, connection, monkeypatch):
             store.put('e', 0.25, 99)
         return real(self, recipe)
 
-    monkeypatch.setattr(snapshots._Snapshot, '_open', opening)
+    monkeypatch.setattr(metadata_backups._Backup, '_open', opening)
     result = tierer.run_once(store.maintainer, pacing.Pace(), ALL)
-    assert result.snapshot == 1
+    assert result.metadata_backup == 1
     with newest(store, connection) as manifest:
         lines = list(manifest.recipes())
     assert [line.image_id for line in lines] == list('abcefgh')
@@ -274,7 +274,7 @@ def test_what_was_sent_is_not_sent_again(store, connection):
         store.put(name, 0.25, ord(name))
 
     def step(done, total, what):
-        if what == 'sending the snapshot':
+        if what == 'sending the metadata backup':
             pace.stop()
 
     pace = pacing.Pace(step)
@@ -283,17 +283,17 @@ def test_what_was_sent_is_not_sent_again(store, connection):
     assert [len(some) for some in kinds(store, connection)] == [2, 8, 0]
     before = connection.counts.puts
     result = store.tier()
-    assert result.snapshot == 1 and result.puts == 1 and before == 0
+    assert result.metadata_backup == 1 and result.puts == 1 and before == 0
 
 
-def test_what_was_sent_for_the_next_snapshot_stays(store, connection):
+def test_what_was_sent_for_the_next_backup_stays(store, connection):
     store.put('one', 1, 1)
     store.tier()
     store.tier()
     store.put('two', 0.25, 2)
 
     def step(done, total, what):
-        if what == 'sending the snapshot':
+        if what == 'sending the metadata backup':
             pace.stop()
 
     pace = pacing.Pace(step)
@@ -339,8 +339,9 @@ def test_a_directory_that_was_replaced(store, connection):
     for call in (
             lambda: sweeper.run(store.maintainer, pacing.Pace(), connection,
                                 store.settings, listing),
-            lambda: snapshots.take(store.maintainer, pacing.Pace(), connection,
-                                   store.settings, listing, True)):
+            lambda: metadata_backups.take(
+                store.maintainer, pacing.Pace(), connection, store.settings,
+                listing, True)):
         with pytest.raises(exceptions.InvalidParameter, match='its place'):
             call()
     assert listed(store, connection) == listing
