@@ -182,8 +182,8 @@ class Groups:
             return ('these are not the blocks that it was made of',
                     ondisk.DAMAGE)
         if marked is not None:
-            return (f'slot {marked} is marked as damaged; a spare copy '
-                    'stands in for it'), ondisk.NOTE
+            return (f'slot {marked} is marked as damaged; reads use a spare '
+                    'copy instead'), ondisk.NOTE
         return None, ondisk.NOTE
 
     # Reporting

@@ -46,7 +46,7 @@ _NOTES = {
 _HARMED = {
     **_NOTES,
     'catalog': (*_NOTES['catalog'], 'the next scrub tells it'),
-    'images': ('a spare copy stands in',),
+    'images': ('reads use a spare copy instead',),
 }
 #: Findings not allowed even before the recovery: a step was done too late,
 #: which a starting maintainer would hide.
