@@ -66,11 +66,15 @@ class _Notices(logging.Handler):
 
 
 class Rank:
-    """This process during a round."""
+    """This process during a round.
 
-    def __init__(self, ranks: rank_exchange.Ranks, order: dict[str, Any]
-                 ) -> None:
+    :param ranks_here: all ranks on this host
+    """
+
+    def __init__(self, ranks: rank_exchange.Ranks, ranks_here: list[int],
+                 order: dict[str, Any]) -> None:
         self._ranks = ranks
+        self._ranks_here = ranks_here
         self._order = order
         self._stack = contextlib.ExitStack()
         self._told = 0.0
@@ -92,16 +96,18 @@ class Rank:
                 case 'tidy':
                     self._tidy()
                 case _:
-                    for source in work_split.own_sources(
-                            self._ranks, self._order['sources']):
+                    for source in self._own_sources():
                         self._open(source)
                     self._run_stages()
         tell(self._ranks.rank, 'ended')
 
+    def _own_sources(self) -> list[dict[str, Any]]:
+        return work_split.own_sources(self._ranks.rank, self._ranks_here,
+                                      self._order['sources'])
+
     def _tidy(self) -> None:
         """End the views of sources that were given up; remove spools (B6)."""
-        for source in work_split.own_sources(self._ranks,
-                                             self._order['sources']):
+        for source in self._own_sources():
             with contextlib.suppress(exceptions.RepositoryError):
                 for view in self._views_of(source):
                     view.close()
@@ -115,7 +121,7 @@ class Rank:
 
     def _look(self) -> None:
         """Tell which sources are on this host: one rank for all on it."""
-        if work_split.ranks_here(self._ranks)[0] != self._ranks.rank:
+        if self._ranks_here[0] != self._ranks.rank:
             return
         for source in self._order['sources']:
             try:
@@ -319,14 +325,16 @@ class Rank:
                           note=note, clean=sum(task.clean))
 
 
-def _require_same_software(ranks: rank_exchange.Ranks) -> None:
-    """Check that all hosts run one version (B7)."""
-    found = ranks.agree([os.uname().nodename, package_version.version()])
+def _ranks_here(ranks: rank_exchange.Ranks) -> list[int]:
+    """Return the ranks on this host; require one version on all (B7)."""
+    mine = os.uname().nodename
+    found = ranks.agree([mine, package_version.version()])
     if len({number for _, number in found}) > 1:
         raise exceptions.VersionError(
             'the hosts have different versions of this software: '
             + ', '.join(f'{host} {number}' for host, number in found)
             + '. Install one version on all')
+    return [rank for rank, (host, _) in enumerate(found) if host == mine]
 
 
 def _end_with_job() -> None:
@@ -347,10 +355,10 @@ def main() -> int:
         if ranks.rank == 0:
             order = json.loads(sys.stdin.readline())
             threading.Thread(target=_end_with_job, daemon=True).start()
-        _require_same_software(ranks)
+        ranks_here = _ranks_here(ranks)
         order = ranks.agree(order)[0]
         ranks.limit = order['silence']
-        Rank(ranks, order).run()
+        Rank(ranks, ranks_here, order).run()
     except BaseException as e:
         # The other ranks wait for this one, so all have to end.
         expected = isinstance(e, (exceptions.RepositoryError, OSError))

@@ -15,26 +15,22 @@ from glance_dedup import _engine
 from glance_dedup.backup import rank_exchange
 
 
-def ranks_here(ranks: rank_exchange.Ranks) -> list[int]:
-    """The ranks on this host."""
-    mine = os.uname().nodename
-    return [rank for rank, host in enumerate(ranks.agree(mine))
-            if host == mine]
+def own_sources(own_rank: int, ranks_here: list[int],
+                sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a rank's part of the sources on this host.
 
-
-def own_sources(ranks: rank_exchange.Ranks, sources: list[dict[str, Any]]
-                ) -> list[dict[str, Any]]:
-    """Return this rank's part of the sources on its host."""
+    :param ranks_here: all ranks on this host
+    """
     here = [source for source in sources
             if source['host'] == os.uname().nodename]
     # The largest first, so that the shares are about equal.
     here.sort(key=lambda source: (-source['size'], source['name']))
-    loads = dict.fromkeys(ranks_here(ranks), 0)
+    loads = dict.fromkeys(ranks_here, 0)
     own = []
     for source in here:
         rank = min(loads, key=lambda rank: (loads[rank], rank))
         loads[rank] += max(source['size'], 1)
-        if rank == ranks.rank:
+        if rank == own_rank:
             own.append(source)
     return own
 
