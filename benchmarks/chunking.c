@@ -11,43 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "benchmarks/program.h"
 #include "engine/format/chunker.h"
 
 enum { PIECE = 4 << 20 };
-
-static void
-give_up(const char *what)
-{
-    fprintf(stderr, "chunking: %s\n", what);
-    exit(1);
-}
-
-static double
-seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static uint8_t *
-read_file(const char *path, size_t *length)
-{
-    FILE *file = fopen(path, "rb");
-    if (file == NULL || fseek(file, 0, SEEK_END) != 0) {
-        give_up("the file cannot be opened");
-    }
-    *length = (size_t)ftell(file);
-    rewind(file);
-    uint8_t *data = malloc(*length + 1);
-    if (data == NULL || fread(data, 1, *length, file) != *length) {
-        give_up("the file cannot be read");
-    }
-    fclose(file);
-    return data;
-}
 
 static size_t
 cut_all(const gd_chunker *chunker, const uint8_t *data, size_t length)
@@ -91,11 +59,12 @@ main(int argc, char **argv)
     }
     const uint8_t *data = read_file(argv[1], &length);
     for (int round = atoi(argv[5]); round > 0; round--) {
-        double start = seconds();
+        double start = seconds(CLOCK_PROCESS_CPUTIME_ID);
         size_t blocks = cut_all(&chunker, data, length);
-        double middle = seconds();
+        double middle = seconds(CLOCK_PROCESS_CPUTIME_ID);
         copy_all(data, length);
-        printf("%zu %.9f %.9f\n", blocks, middle - start, seconds() - middle);
+        printf("%zu %.9f %.9f\n", blocks, middle - start,
+               seconds(CLOCK_PROCESS_CPUTIME_ID) - middle);
     }
     return 0;
 }

@@ -11,8 +11,8 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "benchmarks/program.h"
 #include "engine/base/pool.h"
 #include "engine/format/fingerprint.h"
 
@@ -23,13 +23,6 @@ typedef struct work {
     size_t size, blocks;
     gd_hasher *hashers[THREADS + 1];
 } work;
-
-static void
-give_up(const char *what)
-{
-    fprintf(stderr, "digest: %s\n", what);
-    exit(1);
-}
 
 static void
 hash_task(void *arg, size_t task, unsigned worker)
@@ -46,31 +39,6 @@ hash_task(void *arg, size_t task, unsigned worker)
                                count, NULL) != GD_OK) {
         give_up("a fingerprint could not be computed");
     }
-}
-
-static double
-seconds(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static uint8_t *
-read_file(const char *path, size_t *length)
-{
-    FILE *file = fopen(path, "rb");
-    if (file == NULL || fseek(file, 0, SEEK_END) != 0) {
-        give_up(path);
-    }
-    *length = (size_t)ftell(file);
-    uint8_t *data = malloc(*length);
-    rewind(file);
-    if (data == NULL || fread(data, 1, *length, file) != *length) {
-        give_up(path);
-    }
-    fclose(file);
-    return data;
 }
 
 int

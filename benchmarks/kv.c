@@ -16,8 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "benchmarks/program.h"
 #include "engine/base/coding.h"
 #include "engine/kv/kv.h"
 
@@ -29,8 +29,7 @@ static void
 require(gd_status s)
 {
     if (s != GD_OK) {
-        fprintf(stderr, "kv: %s\n", err.text);
-        exit(1);
+        give_up(err.text);
     }
 }
 
@@ -44,14 +43,6 @@ key_of(uint64_t n)
 typedef struct spent {
     double wall, cpu;
 } spent;
-
-static double
-seconds(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 static spent
 since(spent start)
@@ -138,9 +129,7 @@ int
 main(int argc, char **argv)
 {
     if (argc != 7) {
-        fprintf(stderr,
-                "kv: BACKEND PATH KEYS CACHE_BYTES BATCH COMMIT\n");
-        return 1;
+        give_up("BACKEND PATH KEYS CACHE_BYTES BATCH COMMIT");
     }
     gd_kv_backend backend = backend_of(argv[1]);
     gd_kv_options options = {
@@ -165,8 +154,7 @@ main(int argc, char **argv)
     }
     start = since((spent){0, 0});
     if (get_all(kv, 0, keys, batch) + put.dropped < keys) {
-        fprintf(stderr, "kv: keys are missing\n");
-        return 1;
+        give_up("keys are missing");
     }
     to_hit = since(start);
     start = since((spent){0, 0});

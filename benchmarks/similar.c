@@ -22,9 +22,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
+#include "benchmarks/program.h"
 #include "engine/base/zero.h"
 #include "engine/format/segment.h"
 #include "engine/format/similar.h"
@@ -53,21 +53,6 @@ typedef struct work {
     double finding, ordering;
     sums stored, similar;
 } work;
-
-static void
-give_up(const char *what)
-{
-    fprintf(stderr, "similar: %s\n", what);
-    exit(1);
-}
-
-static double
-seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 static int
 ascending(const void *a, const void *b)
@@ -104,7 +89,7 @@ compress_group(work *w, sums *to)
 {
     static uint8_t plain[GD_SEGMENT_MAX], out[GD_SEGMENT_MAX];
     gd_error err;
-    double start = seconds();
+    double start = seconds(CLOCK_PROCESS_CPUTIME_ID);
     for (uint32_t i = 0; i < w->count; i += w->per_segment) {
         size_t used = 0, stored;
         uint32_t end = i + w->per_segment;
@@ -123,7 +108,7 @@ compress_group(work *w, sums *to)
         to->stored += GD_SEGMENT_HEADER + (stored == 0 ? used : stored);
         to->stored += to == &w->similar ? GD_LISTED_SLOT * (end - i) : 0;
     }
-    to->seconds += seconds() - start;
+    to->seconds += seconds(CLOCK_PROCESS_CPUTIME_ID) - start;
 }
 
 /* Reads all blocks in their order. */
@@ -164,17 +149,17 @@ end_group(work *w)
     }
     compress_group(w, &w->stored);
     count_decoded(w, &w->stored);
-    double start = seconds();
+    double start = seconds(CLOCK_PROCESS_CPUTIME_ID);
     for (uint32_t i = 0; i < w->count; i++) {
         gd_similar_features_of(w->blocks + (size_t)i * BLOCK, BLOCK, &w->features[i]);
     }
-    double found = seconds();
+    double found = seconds(CLOCK_PROCESS_CPUTIME_ID);
     if (gd_similar_order(gd_env_posix(), w->features, w->count, w->order,
                          &err) != GD_OK) {
         give_up(err.text);
     }
     w->finding += found - start;
-    w->ordering += seconds() - found;
+    w->ordering += seconds(CLOCK_PROCESS_CPUTIME_ID) - found;
     compress_group(w, &w->similar);
     count_decoded(w, &w->similar);
     w->count = 0;

@@ -28,9 +28,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "benchmarks/papers/linearmap.h"
+#include "benchmarks/program.h"
 #include "engine/base/coding.h"
 #include "engine/read/address_reader.h"
 #include "engine/write/packer.h"
@@ -60,17 +60,8 @@ static void
 need(gd_status s)
 {
     if (s != GD_OK) {
-        fprintf(stderr, "directmap: %s\n", err.text);
-        exit(1);
+        give_up(err.text);
     }
-}
-
-static double
-now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 static void
@@ -106,14 +97,14 @@ static void
 fingerprint_all(disk *d, const uint8_t *ids, size_t count, gd_fingerprint *fps)
 {
     gd_hash_input inputs[MAX_COUNT];
-    double start = now();
+    double start = seconds(CLOCK_MONOTONIC);
     for (size_t i = 0; i < count; i++) {
         fill(d->data + i * d->block, ids + i * ID_SIZE, d->block);
         inputs[i] = (gd_hash_input){d->data + i * d->block, d->block, &fps[i]};
     }
     need(gd_hasher_compute_many(d->hasher, &gd_global_scope, inputs, count,
                                 &err));
-    d->hashing += now() - start;
+    d->hashing += seconds(CLOCK_MONOTONIC) - start;
     d->hashed += (uint64_t)count * d->block;
 }
 
@@ -225,37 +216,19 @@ operate(disk *d, uint32_t kind, uint64_t first, const uint8_t *ids,
 static double
 operate_all(disk *d, const uint8_t *ops, size_t size, double limit)
 {
-    double start = now();
-    for (size_t at = 0; at < size && now() - start < limit;) {
+    double start = seconds(CLOCK_MONOTONIC);
+    for (size_t at = 0;
+         at < size && seconds(CLOCK_MONOTONIC) - start < limit;) {
         uint32_t count = gd_get32(ops + at + 8);
         operate(d, gd_get32(ops + at + 12), gd_get64(ops + at),
                 ops + at + HEAD_SIZE, count);
         at += HEAD_SIZE + (size_t)count * ID_SIZE;
     }
     sync_point(d);
-    return now() - start;
+    return seconds(CLOCK_MONOTONIC) - start;
 }
 
 /* ---- opening ---- */
-
-static uint8_t *
-load(const char *path, size_t *size)
-{
-    struct stat st;
-    FILE *file = fopen(path, "rb");
-    if (file == NULL || fstat(fileno(file), &st) != 0) {
-        perror(path);
-        exit(1);
-    }
-    *size = (size_t)st.st_size;
-    uint8_t *data = malloc(*size + 1);
-    if (data == NULL || fread(data, 1, *size, file) != *size) {
-        perror(path);
-        exit(1);
-    }
-    fclose(file);
-    return data;
-}
 
 static void
 open_stores(disk *d, char **argv)
@@ -329,7 +302,7 @@ main(int argc, char **argv)
     }
     disk d = {.every = strtoull(argv[11], NULL, 10)};
     size_t size;
-    uint8_t *ops = load(argv[13], &size);
+    uint8_t *ops = read_file(argv[13], &size);
     open_disk(&d, argv);
     open_stores(&d, argv + 6);
     double seconds = operate_all(&d, ops, size, strtod(argv[12], NULL));

@@ -35,10 +35,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "benchmarks/diskmodel.h"
+#include "benchmarks/program.h"
 #include "engine/read/image.h"
 #include "engine/repo/follow.h"
 #include "engine/write/transaction.h"
@@ -426,14 +426,6 @@ make_data(uint8_t *data, size_t length, uint64_t seed)
         z ^= z >> 31;
         memcpy(data + at, &z, 8);
     }
-}
-
-static double
-seconds(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 static void
