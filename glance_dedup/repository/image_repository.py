@@ -155,6 +155,8 @@ class Repository(closing.Closing):
         self._slices: slice_cache.Slices | None = None
         self._ask_slices = ask_slices
         self.parameters = layout.read_parameters(self.path, _allow_weak)
+        # An unknown feature may change what follows. The engine reads the
+        # features again, with its lock (N15.3).
         features.read(self.path)
         self.read_keys()
         self._open_engine = functools.partial(
