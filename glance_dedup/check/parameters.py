@@ -57,13 +57,17 @@ def _parse(text: bytes) -> dict:
     if len(text) > ondisk.MAX_JSON:
         raise ondisk.Damage(f'is longer than {ondisk.MAX_JSON} bytes')
     found = json_objects.load(text, ondisk.KIND)
-    # First: a newer version may have another checksum.
-    version = found.get('format', found.get('major'))
-    if type(version) is int and (
-            version > ondisk.FORMAT or 'format' not in found):
+    # First: another version may have another checksum.
+    version = found.get('format')
+    if type(version) is int and version > ondisk.FORMAT:
         raise exceptions.VersionError(
             f'repository.json has format {version}; this program reads '
             f'{ondisk.FORMAT}')
+    if version is None and type(found.get('major')) is int:
+        raise exceptions.VersionError(
+            f'repository.json has format version {found["major"]} of the time '
+            'before the first release. Such repositories were never released: '
+            'make a new one, and store the images in it')
     json_objects.require_checksum(found)
     texts = ('kind', 'repository_id', 'chunking', 'fingerprint', 'verify',
              'checksum')
