@@ -8,20 +8,20 @@
 
 #include <string.h>
 
+#include "engine/files/duplicate_search.h"
 #include "engine/files/indexjoin.h"
-#include "engine/files/indexmerge.h"
 #include "engine/format/pairs.h"
 
 typedef struct index_handle {
     gd_shards *shards;
-    gd_index_merge *merge; /* NULL: none is under way */
+    gd_duplicate_search *search; /* NULL: none is under way */
 } index_handle;
 
 static void
 close_index(void *handle)
 {
     index_handle *index = handle;
-    gd_index_merge_end(index->merge);
+    gd_duplicate_search_end(index->search);
     gd_shards_close(index->shards);
     gd_env_posix()->release(gd_env_posix(), index);
 }
@@ -453,12 +453,12 @@ index_begin_merge(PyObject *object, PyObject *args)
         return NULL;
     }
     index_handle *index = handle_of(object);
-    gd_index_merge_end(index->merge);
-    index->merge = NULL;
-    gd_status s = gd_index_merge_begin(index->shards, bits, shard,
-                                       (gd_split_limits){ns, records},
-                                       &index->merge, &call.err);
-    bool begun = index->merge != NULL;
+    gd_duplicate_search_end(index->search);
+    index->search = NULL;
+    gd_status s = gd_duplicate_search_begin(index->shards, bits, shard,
+                                            (gd_split_limits){ns, records},
+                                            &index->search, &call.err);
+    bool begun = index->search != NULL;
     return gd_py_end_bool(&call,
                           s == GD_BUSY || s == GD_NOTFOUND ? GD_OK : s, begun);
 }
@@ -466,7 +466,7 @@ index_begin_merge(PyObject *object, PyObject *args)
 static gd_status
 require_merge(const index_handle *index, gd_error *err)
 {
-    return index->merge != NULL
+    return index->search != NULL
                ? GD_OK
                : gd_fail(err, GD_INVALID, "no merge is under way");
 }
@@ -485,8 +485,8 @@ index_step(PyObject *object, PyObject *args)
     index_handle *index = handle_of(object);
     gd_status s = require_merge(index, &call.err);
     if (s == GD_OK) {
-        s = gd_index_merge_step(index->merge, records, &more, &bytes,
-                                &call.err);
+        s = gd_duplicate_search_step(index->search, records, &more, &bytes,
+                                     &call.err);
     }
     return gd_py_end_two(&call, s, more, bytes);
 }
@@ -494,7 +494,7 @@ index_step(PyObject *object, PyObject *args)
 static PyObject *
 index_finish_merge(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    gd_merge_result result = {.records = 0};
+    gd_search_result result = {.records = 0};
     gd_py_call call;
     if (!gd_py_call_opened(object, &call)) {
         return NULL;
@@ -502,9 +502,9 @@ index_finish_merge(PyObject *object, PyObject *Py_UNUSED(unused))
     index_handle *index = handle_of(object);
     gd_status s = require_merge(index, &call.err);
     if (s == GD_OK) {
-        s = gd_index_merge_finish(index->merge, &result, &call.err);
-        gd_index_merge_end(index->merge);
-        index->merge = NULL;
+        s = gd_duplicate_search_finish(index->search, &result, &call.err);
+        gd_duplicate_search_end(index->search);
+        index->search = NULL;
     }
     if (!gd_py_end(&call, s)) {
         return NULL;
@@ -524,8 +524,8 @@ index_cancel_merge(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     index_handle *index = handle_of(object);
-    gd_index_merge_end(index->merge);
-    index->merge = NULL;
+    gd_duplicate_search_end(index->search);
+    index->search = NULL;
     return gd_py_end_none(&call, GD_OK);
 }
 

@@ -128,7 +128,7 @@ MUTANTS = (
                  'length, head->seed + frame, out,\n'
                  '                                  count)',
                  'length, head->seed + (0 & frame), out, count)'),),
-        tests=_run_by('indexmerge'),
+        tests=_run_by('duplicate_search'),
         why_not=_DURABLE),
     Mutant(
         'placeholder-not-poisoned', 'I4', (

@@ -58,7 +58,7 @@ _EXCHANGE = 'glance_dedup/engine/maintenance/groupexchange.c'
 _PLACEHOLDER = 'glance_dedup/engine/maintenance/placeholder.c'
 _MERGE = 'glance_dedup/engine/maintenance/merge.c'
 _RECIPE_EXCHANGE = 'glance_dedup/engine/maintenance/recipeexchange.c'
-_INDEX_MERGE = 'glance_dedup/engine/files/indexmerge.c'
+_DUPLICATE_SEARCH = 'glance_dedup/engine/files/duplicate_search.c'
 _FENCE = 'glance_dedup/engine/files/fence.c'
 _FEATURES = 'glance_dedup/engine/files/features.c'
 _REPO = 'glance_dedup/engine/repo/repo.c'
@@ -730,14 +730,14 @@ MUTANTS = (
     # -- the exact index --------------------------------------------------
     Mutant(
         'shard-before-the-pairs', 'I8', (
-            Edit(_INDEX_MERGE,
+            Edit(_DUPLICATE_SEARCH,
                  '        s = publish_pairs(m, err);\n'
                  '    }\n'
                  '    m->ns',
                  '        s = publish_shards(m, err);\n'
                  '    }\n'
                  '    m->ns'),
-            Edit(_INDEX_MERGE,
+            Edit(_DUPLICATE_SEARCH,
                  '        s = publish_shards(m, err);\n'
                  '    }\n'
                  '    /* Last',
@@ -747,7 +747,7 @@ MUTANTS = (
         workload='merging'),
     Mutant(
         'runs-removed-before-the-shard', 'I8', (
-            Edit(_INDEX_MERGE,
+            Edit(_DUPLICATE_SEARCH,
                  '    gd_status s = require_count(m, &m->sources[0].id, '
                  'err);\n',
                  '    gd_status s = require_count(m, &m->sources[0].id, '
@@ -760,15 +760,15 @@ MUTANTS = (
         workload='merging-on-two-hosts'),
     Mutant(
         'runs-removed-by-a-late-merge', 'I8', (
-            Edit(_INDEX_MERGE,
+            Edit(_DUPLICATE_SEARCH,
                  '        s = require_count(m, &m->made[i], err);\n',
                  '        (void)require_count(m, &m->made[i], err);\n'),),
         tests=('tests/unit/test_c.py::'
-               'TestPlain::test_c[test_indexmerge-plain]',),
+               'TestPlain::test_c[test_duplicate_search-plain]',),
         why_not='others must go on while a host is cut off'),
     Mutant(
         'pairs-not-synced', 'I8', (
-            Edit(_INDEX_MERGE,
+            Edit(_DUPLICATE_SEARCH,
                  '    GD_TRY(gd_index_writer_publish(m->pairs, err));\n'
                  '    return gd_shards_sync(m->shards, err);\n',
                  '    return gd_index_writer_publish(m->pairs, err);\n'),),

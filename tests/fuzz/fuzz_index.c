@@ -10,7 +10,7 @@
  * of bytes that are cut off (1). Then the key to look up (8).
  */
 #include "engine/base/coding.h"
-#include "engine/files/indexmerge.h"
+#include "engine/files/duplicate_search.h"
 #include "engine/format/index.h"
 #include "engine/format/packedframe.h"
 #include "engine/format/pairs.h"
@@ -154,26 +154,26 @@ make_file(memory_env *m, input *in)
 }
 
 static gd_status
-merge(gd_shards *shards, const gd_index_id *id, gd_merge_result *result,
+merge(gd_shards *shards, const gd_index_id *id, gd_search_result *result,
       gd_error *err)
 {
-    gd_index_merge *merge;
+    gd_duplicate_search *search;
     bool more = true;
     uint64_t bytes;
-    *result = (gd_merge_result){.records = 0};
-    gd_status s = gd_index_merge_begin(shards, id->bits, id->shard,
-                                       (gd_split_limits){UINT64_MAX, 5},
-                                       &merge, err);
-    if (s != GD_OK || merge == NULL) {
+    *result = (gd_search_result){.records = 0};
+    gd_status s = gd_duplicate_search_begin(shards, id->bits, id->shard,
+                                            (gd_split_limits){UINT64_MAX, 5},
+                                            &search, err);
+    if (s != GD_OK || search == NULL) {
         return s;
     }
     while (s == GD_OK && more) {
-        s = gd_index_merge_step(merge, 3, &more, &bytes, err);
+        s = gd_duplicate_search_step(search, 3, &more, &bytes, err);
     }
     if (s == GD_OK) {
-        s = gd_index_merge_finish(merge, result, err);
+        s = gd_duplicate_search_finish(search, result, err);
     }
-    gd_index_merge_end(merge);
+    gd_duplicate_search_end(search);
     return s;
 }
 
@@ -191,7 +191,7 @@ merge_all(gd_shards *shards, const gd_env *env, uint64_t *pairs)
     MUST(gd_shards_current(shards, &list, &current, &count, &complete, &err) ==
          GD_OK);
     for (size_t i = 0; i < count; i++) {
-        gd_merge_result result;
+        gd_search_result result;
         gd_status s = merge(shards, &current[i], &result, &err);
         MUST(s == GD_OK || s == GD_CORRUPT || s == GD_VERSION);
         good = good && s == GD_OK;

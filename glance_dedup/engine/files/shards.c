@@ -20,7 +20,7 @@
 #include "engine/format/index.h"
 
 enum {
-    RUNS_BYTE = 0, /* the others are of shards (indexmerge.c) */
+    RUNS_BYTE = 0, /* the others are of shards (duplicate_search.c) */
     LOOKS = 16,    /* at what others change meanwhile */
 };
 

@@ -87,7 +87,7 @@ gd_status gd_shards_read(gd_shards *shards, const gd_index_id *id,
 gd_status gd_shards_find(gd_shards *shards, uint64_t key, uint64_t *address,
                          gd_error *err);
 
-/* ---- for merging (indexmerge.h) ---- */
+/* ---- for merging (duplicate_search.h) ---- */
 
 const gd_env *gd_shards_env(const gd_shards *shards);
 /* Takes a byte of locks/index by a descriptor of its own: closing it releases

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "engine/files/indexmerge.h"
+#include "engine/files/duplicate_search.h"
 #include "engine/format/address.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
@@ -49,20 +49,21 @@ add_run(size_t first, size_t step)
 static void
 merge(uint32_t bits, uint32_t shard, uint64_t split)
 {
-    gd_index_merge *under_way;
-    gd_merge_result result;
+    gd_duplicate_search *under_way;
+    gd_search_result result;
     bool more = true;
     uint64_t bytes;
-    CHECK_INT(gd_index_merge_begin(shards, bits, shard,
-                                   (gd_split_limits){UINT64_MAX, split},
-                                   &under_way, &x.err), GD_OK);
+    CHECK_INT(gd_duplicate_search_begin(shards, bits, shard,
+                                        (gd_split_limits){UINT64_MAX, split},
+                                        &under_way, &x.err), GD_OK);
     while (under_way != NULL && more) {
-        REQUIRE(gd_index_merge_step(under_way, 1000, &more, &bytes, &x.err) ==
-                GD_OK);
+        REQUIRE(gd_duplicate_search_step(under_way, 1000, &more, &bytes,
+                                         &x.err) == GD_OK);
     }
     if (under_way != NULL) {
-        CHECK_INT(gd_index_merge_finish(under_way, &result, &x.err), GD_OK);
-        gd_index_merge_end(under_way);
+        CHECK_INT(gd_duplicate_search_finish(under_way, &result, &x.err),
+                  GD_OK);
+        gd_duplicate_search_end(under_way);
     }
 }
 

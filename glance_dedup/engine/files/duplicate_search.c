@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * indexmerge.c - see indexmerge.h.
+ * duplicate_search.c - see duplicate_search.h.
  *
  * The inputs are sorted, so a heap of them gives all records in order.  The
  * order in which the outputs get their names is the protocol: no crash loses a
  * pair (merging.rst).
  */
-#include "engine/files/indexmerge.h"
+#include "engine/files/duplicate_search.h"
 
 #include <errno.h>
 
@@ -29,7 +29,7 @@ typedef struct source {
     gd_item now;
 } source;
 
-struct gd_index_merge {
+struct gd_duplicate_search {
     gd_shards *shards;
     const gd_env *env;
     uint32_t bits, shard;
@@ -71,7 +71,7 @@ goes_before(const source *a, const source *b)
 }
 
 static void
-sift_down(gd_index_merge *m, size_t at)
+sift_down(gd_duplicate_search *m, size_t at)
 {
     source *moving = m->heap[at];
     for (;;) {
@@ -114,7 +114,7 @@ advance(source *s, bool *found, gd_error *err)
 
 /* Puts the next record of the heap's first source in its place. */
 static gd_status
-replace_first(gd_index_merge *m, gd_error *err)
+replace_first(gd_duplicate_search *m, gd_error *err)
 {
     bool found;
     GD_TRY(advance(m->heap[0], &found, err));
@@ -130,7 +130,7 @@ replace_first(gd_index_merge *m, gd_error *err)
 /* ---- beginning ---- */
 
 static gd_status
-open_source(gd_index_merge *m, const gd_index_id *id, gd_error *err)
+open_source(gd_duplicate_search *m, const gd_index_id *id, gd_error *err)
 {
     source *s = &m->sources[m->source_count];
     *s = (source){.id = *id};
@@ -140,7 +140,7 @@ open_source(gd_index_merge *m, const gd_index_id *id, gd_error *err)
 }
 
 static void
-close_sources(gd_index_merge *m)
+close_sources(gd_duplicate_search *m)
 {
     for (size_t i = 0; i < m->source_count; i++) {
         gd_index_reader_close(m->sources[i].reader);
@@ -150,7 +150,7 @@ close_sources(gd_index_merge *m)
 
 /* Opens the shard, if it counts. */
 static gd_status
-open_shard(gd_index_merge *m, const gd_index_list *list, gd_error *err)
+open_shard(gd_duplicate_search *m, const gd_index_list *list, gd_error *err)
 {
     gd_index_id *current;
     size_t count;
@@ -171,7 +171,7 @@ open_shard(gd_index_merge *m, const gd_index_list *list, gd_error *err)
 }
 
 static gd_status
-open_inputs(gd_index_merge *m, const gd_index_list *list, gd_error *err)
+open_inputs(gd_duplicate_search *m, const gd_index_list *list, gd_error *err)
 {
     gd_status s = open_shard(m, list, err);
     m->more = false;
@@ -193,7 +193,7 @@ open_inputs(gd_index_merge *m, const gd_index_list *list, gd_error *err)
 }
 
 static gd_status
-list_and_open(gd_index_merge *m, gd_error *err)
+list_and_open(gd_duplicate_search *m, gd_error *err)
 {
     gd_index_list list;
     close_sources(m);
@@ -208,7 +208,7 @@ list_and_open(gd_index_merge *m, gd_error *err)
 /* A split needs all runs of the shard, and the lock of the runs: while it is
  * held, nobody else writes a run.  If another has it, a later merge splits. */
 static gd_status
-prepare_split(gd_index_merge *m, gd_error *err)
+prepare_split(gd_duplicate_search *m, gd_error *err)
 {
     const gd_index_head *head = gd_index_reader_head(m->sources[0].reader);
     if ((head->flags & GD_INDEX_LARGE) == 0 || m->source_count < 2 ||
@@ -228,7 +228,7 @@ prepare_split(gd_index_merge *m, gd_error *err)
 /* The outputs are no larger than the inputs, but for pairs, of which each is of
  * a record that is left out. */
 static gd_status
-require_room(gd_index_merge *m, gd_error *err)
+require_room(gd_duplicate_search *m, gd_error *err)
 {
     uint64_t items = 0;
     for (size_t i = 0; i < m->source_count; i++) {
@@ -238,7 +238,7 @@ require_room(gd_index_merge *m, gd_error *err)
 }
 
 static gd_status
-create_outputs(gd_index_merge *m, gd_error *err)
+create_outputs(gd_duplicate_search *m, gd_error *err)
 {
     for (uint32_t i = 0; i < (m->split ? 2 : 1); i++) {
         m->made[i] = (gd_index_id){GD_INDEX_SHARD, m->bits + m->split,
@@ -250,7 +250,7 @@ create_outputs(gd_index_merge *m, gd_error *err)
 }
 
 static gd_status
-fill_heap(gd_index_merge *m, gd_error *err)
+fill_heap(gd_duplicate_search *m, gd_error *err)
 {
     for (size_t i = 0; i < m->source_count; i++) {
         bool found;
@@ -266,7 +266,7 @@ fill_heap(gd_index_merge *m, gd_error *err)
 }
 
 static gd_status
-begin(gd_index_merge *m, gd_error *err)
+begin(gd_duplicate_search *m, gd_error *err)
 {
     gd_status s = gd_shards_take_byte(
         m->shards, (UINT64_C(1) << m->bits) + m->shard, &m->shard_fd, err);
@@ -291,16 +291,16 @@ begin(gd_index_merge *m, gd_error *err)
 }
 
 gd_status
-gd_index_merge_begin(gd_shards *shards, uint32_t bits, uint32_t shard,
-                     gd_split_limits limits, gd_index_merge **merge,
-                     gd_error *err)
+gd_duplicate_search_begin(gd_shards *shards, uint32_t bits, uint32_t shard,
+                          gd_split_limits limits, gd_duplicate_search **search,
+                          gd_error *err)
 {
     const gd_env *env = gd_shards_env(shards);
-    *merge = NULL;
+    *search = NULL;
     if (bits > GD_SHARD_BITS_MAX || shard >= UINT32_C(1) << bits) {
         return gd_fail(err, GD_INVALID, "no shard has these bits");
     }
-    gd_index_merge *m = gd_calloc(env, 1, sizeof *m, err);
+    gd_duplicate_search *m = gd_calloc(env, 1, sizeof *m, err);
     if (m == NULL) {
         return GD_NOMEM;
     }
@@ -314,17 +314,17 @@ gd_index_merge_begin(gd_shards *shards, uint32_t bits, uint32_t shard,
     gd_status s = begin(m, err);
     m->ns = (uint64_t)(env->monotonic_ns(env) - began);
     if (s != GD_OK || m->source_count < 2) {
-        gd_index_merge_end(m);
+        gd_duplicate_search_end(m);
         return s;
     }
-    *merge = m;
+    *search = m;
     return GD_OK;
 }
 
 /* ---- merging ---- */
 
 static bool
-has_group(const gd_index_merge *m, uint64_t address)
+has_group(const gd_duplicate_search *m, uint64_t address)
 {
     uint32_t group = (uint32_t)(address >> GD_SLOT_BITS);
     return group <= m->highest_group &&
@@ -332,7 +332,7 @@ has_group(const gd_index_merge *m, uint64_t address)
 }
 
 static gd_status
-put_pair(gd_index_merge *m, uint64_t other, gd_error *err)
+put_pair(gd_duplicate_search *m, uint64_t other, gd_error *err)
 {
     uint8_t pair[GD_PAIR_SIZE];
     if (m->pairs == NULL) {
@@ -354,7 +354,7 @@ put_pair(gd_index_merge *m, uint64_t other, gd_error *err)
 }
 
 static gd_status
-put_record(gd_index_merge *m, const gd_item *item, gd_error *err)
+put_record(gd_duplicate_search *m, const gd_item *item, gd_error *err)
 {
     uint8_t record[GD_INDEX_RECORD];
     gd_index_put_record(record, item->key, item->address);
@@ -368,7 +368,7 @@ put_record(gd_index_merge *m, const gd_item *item, gd_error *err)
 /* Items arrive in order, so the first record of each fingerprint has the lowest
  * address. */
 static gd_status
-take_item(gd_index_merge *m, gd_index_kind kind, const gd_item *item,
+take_item(gd_duplicate_search *m, gd_index_kind kind, const gd_item *item,
           gd_error *err)
 {
     if (kind == GD_INDEX_GONE) {
@@ -390,8 +390,8 @@ take_item(gd_index_merge *m, gd_index_kind kind, const gd_item *item,
 }
 
 gd_status
-gd_index_merge_step(gd_index_merge *m, size_t records, bool *more,
-                    uint64_t *bytes, gd_error *err)
+gd_duplicate_search_step(gd_duplicate_search *m, size_t records, bool *more,
+                         uint64_t *bytes, gd_error *err)
 {
     gd_status s = GD_OK;
     int64_t began = m->env->monotonic_ns(m->env);
@@ -415,7 +415,7 @@ gd_index_merge_step(gd_index_merge *m, size_t records, bool *more,
  * its lock, others have gone on from the shard, perhaps without a run that was
  * merged here: the result does not count then. */
 static gd_status
-require_count(gd_index_merge *m, const gd_index_id *id, gd_error *err)
+require_count(gd_duplicate_search *m, const gd_index_id *id, gd_error *err)
 {
     bool counts;
     gd_status s = gd_shards_counts(m->shards, id, &counts, err);
@@ -427,7 +427,7 @@ require_count(gd_index_merge *m, const gd_index_id *id, gd_error *err)
 }
 
 static gd_status
-publish_pairs(gd_index_merge *m, gd_error *err)
+publish_pairs(gd_duplicate_search *m, gd_error *err)
 {
     if (m->pairs == NULL) {
         return GD_OK;
@@ -438,7 +438,7 @@ publish_pairs(gd_index_merge *m, gd_error *err)
 }
 
 static gd_status
-publish_shards(gd_index_merge *m, gd_error *err)
+publish_shards(gd_duplicate_search *m, gd_error *err)
 {
     unsigned halves = m->split ? 2 : 1;
     gd_status s = GD_OK;
@@ -464,10 +464,10 @@ publish_shards(gd_index_merge *m, gd_error *err)
 }
 
 gd_status
-gd_index_merge_finish(gd_index_merge *m, gd_merge_result *result,
-                      gd_error *err)
+gd_duplicate_search_finish(gd_duplicate_search *m, gd_search_result *result,
+                           gd_error *err)
 {
-    *result = (gd_merge_result){.split = m->split, .more = m->more};
+    *result = (gd_search_result){.split = m->split, .more = m->more};
     if (m->heap_count > 0) {
         return gd_fail(err, GD_INVALID, "there are more records to merge");
     }
@@ -496,7 +496,7 @@ gd_index_merge_finish(gd_index_merge *m, gd_merge_result *result,
 }
 
 void
-gd_index_merge_end(gd_index_merge *m)
+gd_duplicate_search_end(gd_duplicate_search *m)
 {
     if (m == NULL) {
         return;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_indexmerge.c - merging runs into shards: the result is that of the
+ * test_duplicate_search.c - merging runs into shards: the result is that of the
  * simplest possible implementation, in the order of merging.rst; no
  * fault, no crash and no other host loses a pair.
  */
-#include "engine/files/indexmerge.h"
+#include "engine/files/duplicate_search.h"
 
 #include "engine/base/coding.h"
 #include "engine/format/index.h"
@@ -144,24 +144,24 @@ add(gd_index_kind kind, const bag *b)
 
 static gd_status
 merge_one(uint32_t bits, uint32_t shard, gd_split_limits limits,
-          gd_merge_result *result)
+          gd_search_result *result)
 {
-    gd_index_merge *merge;
+    gd_duplicate_search *search;
     bool more = true;
     uint64_t bytes;
-    *result = (gd_merge_result){.records = 0};
+    *result = (gd_search_result){.records = 0};
     gd_status s =
-        gd_index_merge_begin(shards, bits, shard, limits, &merge, &x.err);
-    if (s != GD_OK || merge == NULL) {
+        gd_duplicate_search_begin(shards, bits, shard, limits, &search, &x.err);
+    if (s != GD_OK || search == NULL) {
         return s;
     }
     while (s == GD_OK && more) {
-        s = gd_index_merge_step(merge, 100, &more, &bytes, &x.err);
+        s = gd_duplicate_search_step(search, 100, &more, &bytes, &x.err);
     }
     if (s == GD_OK) {
-        s = gd_index_merge_finish(merge, result, &x.err);
+        s = gd_duplicate_search_finish(search, result, &x.err);
     }
-    gd_index_merge_end(merge);
+    gd_duplicate_search_end(search);
     return s;
 }
 
@@ -172,7 +172,7 @@ merge_all(gd_split_limits limits)
     gd_index_id *current;
     size_t count;
     bool complete;
-    gd_merge_result result;
+    gd_search_result result;
     gd_status s = gd_shards_list(shards, &list, &x.err);
     if (s != GD_OK) {
         return s;
@@ -287,7 +287,7 @@ TEST(test_like_the_model)
 /* Pairs first, then the shard, then the removals; each name durable. */
 TEST(test_order)
 {
-    gd_merge_result result;
+    gd_search_result result;
     begin();
     run.count = 0;
     put(&run, 7, 1 << 15);
@@ -329,9 +329,9 @@ TEST(test_record_with_the_same_address)
 
 TEST(test_two_at_once)
 {
-    gd_index_merge *one, *two;
+    gd_duplicate_search *one, *two;
     gd_shards *other;
-    gd_merge_result result;
+    gd_search_result result;
     bool more;
     uint64_t bytes;
     begin();
@@ -340,15 +340,17 @@ TEST(test_two_at_once)
     add(GD_INDEX_RUN, &run);
     CHECK_INT(gd_shards_open(x.env, x.root, 0, CATALOG, &other, &x.err),
               GD_OK);
-    CHECK_INT(gd_index_merge_begin(shards, 0, 0, NEVER, &one, &x.err), GD_OK);
-    CHECK_INT(gd_index_merge_begin(other, 0, 0, NEVER, &two, &x.err), GD_BUSY);
+    CHECK_INT(gd_duplicate_search_begin(shards, 0, 0, NEVER, &one, &x.err),
+              GD_OK);
+    CHECK_INT(gd_duplicate_search_begin(other, 0, 0, NEVER, &two, &x.err),
+              GD_BUSY);
     /* Runs may come meanwhile. */
     put(&run, 8, 1 << 15);
     add(GD_INDEX_RUN, &run);
-    CHECK_INT(gd_index_merge_finish(one, &result, &x.err), GD_INVALID);
-    CHECK_INT(gd_index_merge_step(one, 100, &more, &bytes, &x.err), GD_OK);
-    CHECK_INT(gd_index_merge_finish(one, &result, &x.err), GD_OK);
-    gd_index_merge_end(one);
+    CHECK_INT(gd_duplicate_search_finish(one, &result, &x.err), GD_INVALID);
+    CHECK_INT(gd_duplicate_search_step(one, 100, &more, &bytes, &x.err), GD_OK);
+    CHECK_INT(gd_duplicate_search_finish(one, &result, &x.err), GD_OK);
+    gd_duplicate_search_end(one);
     CHECK_INT(result.records, 1);
     CHECK_INT(merge_one(0, 0, NEVER, &result), GD_OK);
     CHECK_INT(result.records, 2);
@@ -359,7 +361,7 @@ TEST(test_two_at_once)
 /* A split needs the lock of the runs; until it can be had, merges go on. */
 TEST(test_split)
 {
-    gd_merge_result result;
+    gd_search_result result;
     uint64_t seed = 3;
     bool complete;
     size_t count;
@@ -490,7 +492,7 @@ static void
 go_on_without_the_last_run(void)
 {
     enum { AS_MANY_AS_A_MERGE_TAKES = 63 };
-    gd_merge_result result;
+    gd_search_result result;
     for (uint64_t pass = 1; pass <= 2; pass++) {
         for (uint64_t n = 1; n <= AS_MANY_AS_A_MERGE_TAKES; n++) {
             uint8_t record[R];
@@ -525,8 +527,8 @@ TEST(test_two_at_once_without_locks)
 {
     const gd_index_id last = {GD_INDEX_RUN, 0, 0, UINT64_MAX};
     for (int at_the_link = 0; at_the_link < 2; at_the_link++) {
-        gd_index_merge *late;
-        gd_merge_result result;
+        gd_duplicate_search *late;
+        gd_search_result result;
         uint8_t record[R];
         bool more, complete;
         uint64_t bytes;
@@ -536,9 +538,9 @@ TEST(test_two_at_once_without_locks)
         put(&all, 7, 3 << 15);
         gd_index_put_record(record, 7, 3 << 15);
         CHECK_INT(gd_shards_write(shards, &last, record, 1, &x.err), GD_OK);
-        CHECK_INT(gd_index_merge_begin(shards, 0, 0, NEVER, &late, &x.err),
+        CHECK_INT(gd_duplicate_search_begin(shards, 0, 0, NEVER, &late, &x.err),
                   GD_OK);
-        CHECK_INT(gd_index_merge_step(late, 100, &more, &bytes, &x.err),
+        CHECK_INT(gd_duplicate_search_step(late, 100, &more, &bytes, &x.err),
                   GD_OK);
         x.f.env.lock = lock_nothing;
         real_link = x.f.env.linkat;
@@ -547,8 +549,9 @@ TEST(test_two_at_once_without_locks)
         } else {
             go_on_without_the_last_run();
         }
-        CHECK_INT(gd_index_merge_finish(late, &result, &x.err), GD_NOTFOUND);
-        gd_index_merge_end(late);
+        CHECK_INT(gd_duplicate_search_finish(late, &result, &x.err),
+                  GD_NOTFOUND);
+        gd_duplicate_search_end(late);
         /* If it noticed in time, it has made no file. */
         CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "shard-", NULL),
                   1 + at_the_link);
@@ -567,7 +570,7 @@ TEST(test_unsorted)
     static const gd_index_kind kinds[] = {GD_INDEX_SHARD, GD_INDEX_RUN,
                                           GD_INDEX_GONE};
     for (size_t k = 0; k < 3; k++) {
-        gd_merge_result result;
+        gd_search_result result;
         uint8_t records[2 * R];
         begin();
         run.count = 0;
@@ -723,7 +726,7 @@ TEST(test_several_frames)
     static uint8_t bytes[2 * FRAME];
     char name[GD_NAME_SIZE];
     uint64_t address;
-    gd_merge_result result;
+    gd_search_result result;
     gd_index_id id = {.kind = GD_INDEX_PAIRS};
     begin();
     all.count = 0;
@@ -761,7 +764,7 @@ TEST(test_several_frames)
 TEST(test_damage)
 {
     char name[GD_NAME_SIZE];
-    gd_merge_result result;
+    gd_search_result result;
     static const char *const kinds[] = {"shard-", "run-"};
     begin();
     run.count = 0;
