@@ -60,7 +60,8 @@ PACKAGES = {
     'glance_dedup.fuse_operations': 'base repository client',
     'glance_dedup.fstest': 'base',
     'glance_dedup.backup': '_engine base repository client',
-    'dedupd.opts': 'base',
+    'dedupd.options': 'base',
+    'dedupd.opts': 'options',
     'dedupd.settings': 'base opts',
     'dedupd.process': 'base',
     'dedupd.http': 'base',
@@ -249,6 +250,9 @@ TESTED_BY = {
     'dedupd.tasks.damaged_blocks': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.schedule.task_records':
         'unit/dedupd/schedule/test_task_scheduler.py',
+    **{f'dedupd.options.{name}': 'unit/dedupd/test_opts.py' for name in (
+        'cache_options', 'index_options', 'kinds', 'replication_options',
+        'serving_options', 'task_options')},
     'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.sharescrub': 'unit/dedupd/tasks/test_helping.py',
     'glance_dedup.maintenance.helper_daemon':
