@@ -9,11 +9,11 @@ import pytest
 
 from dedupd.compute.cache import arriving_image
 from dedupd.serve import image_source
+from tests.support import arriving_images
 from tests.support import repositories
-from tests.unit.dedupd.compute.cache import test_arrival_list
 
-hosts = test_arrival_list.hosts
-MIB = test_arrival_list.MIB
+hosts = arriving_images.hosts
+MIB = arriving_images.MIB
 
 
 def descriptors():
@@ -22,7 +22,7 @@ def descriptors():
 
 def test_no_thread_can_be_started(hosts, monkeypatch):
     """All waiting clients get the error, and the next attempt succeeds."""
-    data = test_arrival_list.noise(MIB)
+    data = arriving_images.noise(MIB)
     expected = hosts.put(data)
 
     def submit(*args):
@@ -36,19 +36,19 @@ def test_no_thread_can_be_started(hosts, monkeypatch):
         with pytest.raises(RuntimeError):       # opens descriptors
             attempt()
         before = descriptors()
-        for error in test_arrival_list.at_once(3, attempt):
+        for error in arriving_images.at_once(3, attempt):
             assert isinstance(error, RuntimeError)
     hosts.require_nothing_of('one')
     # Threads of the relay may close its connections later.
     repositories.eventually(lambda: descriptors() <= before)
     with contextlib.closing(
             hosts.arrivals.open('one', expected, None)) as reading:
-        assert test_arrival_list.follow(reading) == data
+        assert arriving_images.follow(reading) == data
 
 
 def test_a_beginning_that_is_not_noted(hosts):
     """If the listener fails, no arrival remains, and others may begin."""
-    expected = hosts.put(test_arrival_list.noise(MIB))
+    expected = hosts.put(arriving_images.noise(MIB))
 
     def fail(image_id, size):
         raise ValueError('not noted')
@@ -63,7 +63,7 @@ def test_a_beginning_that_is_not_noted(hosts):
 
 def test_it_ended_before_it_is_opened(hosts, monkeypatch):
     """The image is read from the repository if the arrival has ended."""
-    data = test_arrival_list.noise(MIB)
+    data = arriving_images.noise(MIB)
     expected = hosts.put(data)
     open_arrival = arriving_image.Arrival.open
 
@@ -74,12 +74,12 @@ def test_it_ended_before_it_is_opened(hosts, monkeypatch):
     monkeypatch.setattr(arriving_image.Arrival, 'open', late)
     reading = hosts.arrivals.open('one', expected, None)
     assert isinstance(reading, image_source.Present)
-    assert test_arrival_list.follow(reading) == data
+    assert arriving_images.follow(reading) == data
     reading.close()
 
 
 def test_it_failed_before_it_is_opened(hosts, monkeypatch):
-    hosts.put(test_arrival_list.noise(MIB))
+    hosts.put(arriving_images.noise(MIB))
     wrong = arriving_image.Expected(MIB, md5='0' * 32)
     open_arrival = arriving_image.Arrival.open
 

@@ -18,15 +18,15 @@ from glance_dedup.base import thread_pool
 from glance_dedup.client import client_errors
 from glance_dedup.client import wire
 from glance_dedup.transfer import pull
+from tests.support import arriving_images
 from tests.support import repositories
-from tests.unit.dedupd.compute.cache import test_arrival_list
 
-hosts = test_arrival_list.hosts
-small = test_arrival_list.small
-BLOCK = test_arrival_list.BLOCK
-MIB = test_arrival_list.MIB
-LIMIT = test_arrival_list.LIMIT
-noise = test_arrival_list.noise
+hosts = arriving_images.hosts
+small = arriving_images.small
+BLOCK = arriving_images.BLOCK
+MIB = arriving_images.MIB
+LIMIT = arriving_images.LIMIT
+noise = arriving_images.noise
 
 
 def begin(hosts, data, left):
