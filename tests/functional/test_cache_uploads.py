@@ -16,8 +16,8 @@ import pytest
 
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
-from tests.functional import test_cache_proxy
 from tests.support import cache_harness
+from tests.support import cached_glance
 from tests.support import daemons
 from tests.support import ports
 from tests.support import repositories
@@ -308,7 +308,7 @@ def sent_for(host, cache, token, data):
     near = host.glance.client(token, cache.url)
     image_id = near.create(name='snapshot')['id']
     before = uploads(cache)
-    status, reason, headers, body = test_cache_proxy.exchange(
+    status, reason, headers, body = cached_glance.exchange(
         near, 'PUT', f'/v2/images/{image_id}/file', data,
         **{'Content-Type': 'application/octet-stream'})
     found = uploads(cache)

@@ -23,8 +23,8 @@ import uuid
 
 import pytest
 
-from tests.functional import test_cache_proxy
 from tests.support import cache_harness
+from tests.support import cached_glance
 from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
@@ -93,7 +93,7 @@ class Host:
             'upstream_url': f'https://{self.peer.address}',
             'upstream_cert': storing.operator, 'cloud': 'cache',
             'nova_base': self.base, 'nova_mount': self.mounted})
-        self.daemon.program = test_cache_proxy._PROGRAM
+        self.daemon.program = cached_glance.PROGRAM
         self.daemon.write_config(nbd_socket=self.daemon.directory / 'nbd')
         self._errors = place / 'errors'
         self._environment = {
@@ -214,7 +214,7 @@ def host(tmp_path, storing):
 
 
 def store(client, data, **properties):
-    return test_cache_proxy.store(client, data, **{
+    return cached_glance.store(client, data, **{
         'visibility': 'public', **properties})
 
 
@@ -374,8 +374,8 @@ def test_a_read_waits_while_a_block_is_wrong(host, storing, ops):
 def test_an_image_that_is_another_one_loses_its_link(host, storing, ops):
     """Nova then downloads the image, and the cache leaves it to Glance."""
     image_id, data = str(uuid.uuid4()), noise(8 * MIB, 31)
-    test_cache_proxy.other_there(storing, ops, image_id, data,
-                                 noise(8 * MIB, 32))
+    cached_glance.other_there(storing, ops, image_id, data,
+                              noise(8 * MIB, 32))
     fd = os.open(host.wait_for_link(image_id), os.O_RDONLY)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         reading = threads.submit(os.pread, fd, 4096, 0)

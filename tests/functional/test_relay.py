@@ -19,14 +19,14 @@ import uuid
 import pytest
 
 from tests.functional import glance_server
-from tests.functional import test_cache_proxy
-from tests.functional.test_cache_proxy import digest
-from tests.functional.test_cache_proxy import exchange
-from tests.functional.test_cache_proxy import other_there
-from tests.functional.test_cache_proxy import require_same
-from tests.functional.test_cache_proxy import rest_of
-from tests.functional.test_cache_proxy import store
 from tests.support import cache_harness
+from tests.support import cached_glance
+from tests.support.cached_glance import digest
+from tests.support.cached_glance import exchange
+from tests.support.cached_glance import other_there
+from tests.support.cached_glance import require_same
+from tests.support.cached_glance import rest_of
+from tests.support.cached_glance import store
 from tests.support import daemons
 from tests.support import processes
 from tests.support import relays
@@ -69,7 +69,7 @@ def cache(place, storing, link):
             repositories.create(place / 'cache'),
             {'upstream_url': f'https://{link.address}',
              'upstream_cert': storing.operator}) as daemon:
-        daemon.program = test_cache_proxy._PROGRAM
+        daemon.program = cached_glance.PROGRAM
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text()
@@ -327,7 +327,7 @@ def test_a_stopped_cache_finishes_its_responses(alice, near, cache, relay):
     said = relay.said()
     with half_read(near, image_id) as (response, first):
         cache.process.terminate()
-        eventually(lambda: test_cache_proxy.refused(cache))
+        eventually(lambda: cached_glance.refused(cache))
         found, whole = rest_of(response, first)
     assert whole and digest(found) == digest(data)
     assert 'comes from Glance' not in said()
