@@ -721,9 +721,21 @@ def test_only_the_group_reads_the_mount(tmp_path, host, ops):
     open_for_all(tmp_path)
     group = os.stat(host.base).st_gid
     assert as_user(group, 'head', '-c1', path).returncode == 0
-    for command in ('head', '-c1', path), ('ls', host.mounted):
+    for command in (('head', '-c1', path), ('ls', host.mounted),
+                    ('stat', path), ('ls', f'{host.mounted}/.')):
         found = as_user(USER, *command)
         assert found.returncode != 0 and 'Permission denied' in found.stderr
+    # A member lists and reads, and changes nothing.
+    assert os.path.basename(path) in as_user(
+        group, 'ls', host.mounted).stdout.split()
+    for command in (('touch', path), ('touch', '-d', '2001-01-01', path),
+                    ('touch', f'{host.mounted}/new'), ('rm', '-f', path),
+                    ('ln', '-s', '/etc/passwd', f'{host.mounted}/link'),
+                    ('truncate', '-s0', path), ('chmod', '0666', path),
+                    ('mv', path, f'{host.mounted}/other')):
+        found = as_user(group, *command)
+        assert found.returncode != 0, command
+    assert read(path) == content(28)
 
 
 @pytest.mark.parametrize('changed, words', [
@@ -736,6 +748,25 @@ def test_wrong_groups(tmp_path, storing, changed, words):
         host.daemon.start().wait_for_catalog()
         with pytest.raises(AssertionError, match=words):
             host.mount()
+
+
+def test_a_kill_in_a_removal_costs_nova_nothing(host, ops):
+    """Nova's file, or our link, is moved aside before a link is removed."""
+    lost, left = store(ops, content(32)), store(ops, content(33))
+    for image_id in lost, left:
+        host.wait_for_link(image_id)
+    host.unmount()
+    aside = [host.base / f'glance-dedup-aside-{host.path(image_id).name}'
+             for image_id in (lost, left)]
+    # As the process leaves them that is killed between two calls.
+    host.path(lost).unlink()
+    aside[0].write_bytes(b'downloaded')
+    host.path(left).rename(aside[1])
+    host.mount()
+    host.wait_for(lambda: not any(map(os.path.lexists, aside)))
+    assert not host.path(lost).is_symlink()
+    assert host.path(lost).read_bytes() == b'downloaded'
+    assert read(host.wait_for_link(left)) == content(33)
 
 
 def test_it_ends_on_a_signal_while_reads_wait(host, ops):

@@ -12,8 +12,11 @@ from collections.abc import Container
 import contextlib
 import hashlib
 import os
+import re
+import stat
 
 _ASIDE = 'glance-dedup-aside-'
+_ASIDE_NAME = re.compile(f'{_ASIDE}[0-9a-f]{{40}}')
 
 
 def name_of(image_id: str) -> str:
@@ -75,12 +78,31 @@ class Links:
             else:
                 os.rename(aside, path)
 
+    def _finish_removal(self, name: str) -> None:
+        """Finish the removal of a process that died within it.
+
+        :param name: the name to which that process moved a file aside
+        """
+        aside = os.path.join(self._base, name)
+        with contextlib.suppress(FileNotFoundError):
+            kind = os.lstat(aside).st_mode
+            if stat.S_ISREG(kind):
+                # It has the image's bytes, as any file of that name has.
+                os.rename(aside, os.path.join(
+                    self._base, name.removeprefix(_ASIDE)))
+            elif stat.S_ISLNK(kind) and (
+                    os.path.dirname(os.readlink(aside)) == self._mounted):
+                os.unlink(aside)
+
     def sweep(self, wanted: Container[str]) -> None:
         """Remove our links to all other images.
 
+        Finish removals that a kill has interrupted, too.
+
         :raises OSError: if one cannot be removed
         """
-        for name in os.listdir(self._base):
+        names = os.listdir(self._base)
+        for name in names:
             try:
                 target = os.readlink(os.path.join(self._base, name))
             except OSError:
@@ -89,3 +111,6 @@ class Links:
             if directory == self._mounted and image_id not in wanted and (
                     name == name_of(image_id)):
                 self.remove(image_id)
+        for name in names:
+            if _ASIDE_NAME.fullmatch(name) is not None:
+                self._finish_removal(name)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from dedupd.compute.novabase import base_links
+from tests.support import repositories
 
 
 @pytest.fixture
@@ -60,6 +61,68 @@ def test_a_download_that_ends_meanwhile_is_not_removed(links, base,
     links.remove('image')
     assert path_of(base, 'image').read_bytes() == b'downloaded'
     assert len(os.listdir(base)) == 1
+
+
+def killed_in_a_removal(links, base, downloaded):
+    """Kill a process when it has moved the image's file aside.
+
+    :param downloaded: whether Nova puts its own file in the link's place just
+        before
+    """
+    def remove():
+        rename = os.rename
+
+        def move(source, target):
+            if downloaded:
+                (base / 'part').write_bytes(b'downloaded')
+                rename(base / 'part', path_of(base, 'image'))
+            rename(source, target)
+            os._exit(9)
+
+        os.rename = move
+        links.remove('image')
+
+    links.put('image')
+    with pytest.raises(repositories.ChildFailed):
+        repositories.in_child(remove)
+    aside, = os.listdir(base)
+    assert aside != path_of(base, 'image').name
+
+
+@pytest.mark.parametrize('is_wanted', [True, False])
+def test_a_kill_in_a_removal_leaves_no_link(links, base, is_wanted):
+    killed_in_a_removal(links, base, downloaded=False)
+    if is_wanted:
+        links.put('image')
+    links.sweep({'image'} if is_wanted else ())
+    assert links.has('image') == is_wanted
+    assert len(os.listdir(base)) == is_wanted
+
+
+@pytest.mark.parametrize('is_wanted', [True, False])
+def test_a_kill_in_a_removal_takes_no_download_from_nova(links, base,
+                                                         is_wanted):
+    """Guests' disks have the file of that name behind them."""
+    killed_in_a_removal(links, base, downloaded=True)
+    if is_wanted:
+        links.put('image')
+    links.sweep({'image'} if is_wanted else ())
+    assert os.listdir(base) == [path_of(base, 'image').name]
+    assert path_of(base, 'image').read_bytes() == b'downloaded'
+
+
+def test_what_only_looks_like_a_removal_stays(links, base):
+    name = path_of(base, 'image').name
+    prefix = base_links._ASIDE
+    (base / f'{prefix}{name}').mkdir()
+    (base / f'{prefix}{name[1:]}').write_bytes(b'')
+    (base / f'{prefix}{name}.part').write_bytes(b'')
+    (base / prefix).write_bytes(b'')
+    (base / f'{prefix}{path_of(base, "other").name}').symlink_to(
+        '/elsewhere/other')
+    before = sorted(os.listdir(base))
+    links.sweep(())
+    assert sorted(os.listdir(base)) == before
 
 
 def test_a_sweep_removes_our_links_alone(links, base):
