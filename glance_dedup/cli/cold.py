@@ -281,6 +281,8 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         for name in ('lost_groups', 'lost_images'):
             fields[name] = common.Lines(fields[name])
         fields['lost_volumes'] = common.Words(result.lost_volumes)
+        for number, error in result.lost_groups.items():
+            self.app.tell(f'group {number:08x} is lost: {error}')
         for image_id, error in result.lost_images.items():
             self.app.tell(f'image {image_id} is lost: {error}')
         if result.lost_groups or result.lost_images or result.lost_volumes:

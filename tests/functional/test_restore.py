@@ -687,3 +687,85 @@ def test_the_commands(filled, tmp_path):
     run('--repository', tmp_path / 'again', 'repository', 'backup-metadata')
     whole = run('--repository', tmp_path / 'third', *arguments[2:], '--yes')
     assert json.loads(whole.stdout)['images'] == 3
+
+
+def restoring_words(filled, path, *more):
+    """The command that restores what the first owner has sent."""
+    place = filled.settings
+    return ['--repository', path, 'repository', 'restore', '--from',
+            place.location.url, '--endpoint', place.location.endpoint,
+            '--credentials', place.credentials, '--key', filled.path / 'key',
+            '--owner', place.owner, '--yes', *more]
+
+
+def object_of(filled, number):
+    """The key of the object of a group."""
+    key, = (key for key in filled.objects() if f'/g/{number:08x}-' in key)
+    return key
+
+
+def lose_a_group(filled, connection):
+    return object_of(filled, 2), ['one', 'two']
+
+
+def lose_a_group_without_images(filled, connection):
+    for image_id in 'one', 'two':
+        filled.repo.delete(image_id)
+        del filled.images[image_id]
+    filled.tier()
+    return object_of(filled, 2), []
+
+
+def lose_a_recipe(filled, connection):
+    named = {key.image_id: keys.of_recipe(filled.settings.owner, *key)
+             for key in test_snapshots.kinds(filled, connection)[1]}
+    return named['two'], ['two']
+
+
+@pytest.mark.parametrize('lose', [
+    lose_a_group, lose_a_group_without_images, lose_a_recipe])
+def test_the_exit_status_says_whether_something_is_lost(
+        filled, connection, tmp_path, lose):
+    """And the command names the object and the images; 0: nothing is lost."""
+    filled.repo.delete('hot')
+    del filled.images['hot']
+    filled.tier()
+    key, images = lose(filled, connection)
+    before = connection.get(key, 0, connection.size(key))
+    connection.delete(key)
+    made = run(*restoring_words(filled, tmp_path / 'some', '-f', 'json'),
+               status=1)
+    fields = json.loads(made.stdout)
+    assert list(fields['lost_images']) == images
+    for image_id in images:
+        assert f'image {image_id} is lost: ' in made.stderr
+        assert key in fields['lost_images'][image_id]
+    assert key in made.stderr
+    assert bool(fields['lost_groups']) == (lose is not lose_a_recipe)
+    assert fields['images'] == len(filled.images) - len(images)
+    # What was restored is whole.
+    run('--repository', tmp_path / 'some', 'repository', 'check')
+    prefix_owners.put_bytes(connection, key, before)
+    made = run(*restoring_words(filled, tmp_path / 'all', '-f', 'json'))
+    fields = json.loads(made.stdout)
+    assert not (fields['lost_images'] or fields['lost_groups']
+                or fields['lost_volumes'])
+    assert fields['images'] == len(filled.images)
+    assert ' is lost' not in made.stderr
+    with contextlib.closing(Restored(
+            tmp_path / 'all', filled.images)) as restored:
+        restored.require_healthy()
+
+
+def test_a_lost_volume_is_a_loss(filled, tmp_path):
+    """Even if all that the object store has is there."""
+    filled.repo.delete('hot')
+    transaction = filled.repo.handle().begin('v_' + 'a' * 32 + '_0_1', '')
+    transaction.write(repositories.noise(SIZE, 4))
+    transaction.commit()
+    filled.tier()
+    made = run(*restoring_words(filled, tmp_path / 'new', '-f', 'json'),
+               status=1)
+    fields = json.loads(made.stdout)
+    assert fields['lost_volumes'] == ['a' * 32]
+    assert not fields['lost_images'] and fields['images'] == 3
