@@ -224,9 +224,14 @@ class Rekey(command.RepositoryCommand, show.ShowOne):
         with self.open() as repo:
             keys = work(repo.path)
             file = os.path.join(repo.path, signingkeys.FILE)
+            # Until then, the two newest need a copy of the old key.
+            before = (", but not before 'glance-dedup repository "
+                      "backup-metadata' has run twice with the new key"
+                      if repo.has_cold else '')
         self.app.tell(
             "run 'glance-dedup glance sign-locations' again, which removes "
             f'the locations of the old key, and replace all copies of {file}'
+            f'{before}'
             if parsed_args.finish else
             f"save a copy of {file}, run 'glance-dedup glance "
             "sign-locations' until it adds nothing, and 'glance-dedup "

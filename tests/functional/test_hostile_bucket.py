@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -366,6 +367,34 @@ def test_a_change_that_ended_without_backups(filled, connection):
     assert [filled.tier().metadata_backup for _ in range(3)] == [3, 4, 0]
     assert filled.objects() == before
     assert len(backed_up_groups(filled, connection)) == 2
+
+
+def test_a_change_that_is_finished_too_early(filled, connection, tmp_path):
+    """The command says until when a copy of the old key is needed."""
+    place = filled.settings
+    filled.maintainer.close()
+
+    def refused(copy):
+        return run('--repository', tmp_path / 'new', 'repository', 'restore',
+                   '--from', place.location.url, '--endpoint',
+                   place.location.endpoint, '--credentials',
+                   place.credentials, '--key', copy, status=2).stderr
+
+    def change(*arguments):
+        return run('--repository', filled.path, 'repository', *arguments)
+
+    old, new = tmp_path / 'old', filled.path / 'key'
+    shutil.copy(new, old)
+    change('rekey')
+    said = change('rekey', '--finish').stderr
+    advised, = re.findall(r"'glance-dedup repository ([a-z-]+)' has run twice",
+                          said)
+    assert 'would be restored' in refused(old)
+    assert 'the key was changed' in refused(new)
+    for _ in range(2):
+        change(advised)
+    assert 'the key was changed' in refused(old)
+    assert 'would be restored' in refused(new)
 
 
 # -- without a copy of the key ------------------------------------------------
