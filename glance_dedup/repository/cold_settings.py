@@ -72,7 +72,7 @@ def read(path: str) -> Settings | None:
         raise exceptions.DamagedError(
             f'{file} is damaged ({e}). Restore it from a backup. Only if no '
             'group is cold: remove the file, and attach the repository again, '
-            "with 'glance-dedup object-store attach'") from e
+            'with another prefix: glance-dedup object-store attach') from e
 
 
 def _parse(fields: dict[str, Any]) -> Settings:

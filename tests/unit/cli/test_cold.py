@@ -321,6 +321,25 @@ def test_show_a_damaged_file(attached):
         'cold.json']
 
 
+def test_what_is_advised_for_a_damaged_file(attached, place, url):
+    """No group is cold yet, so the repository is attached again."""
+    path = attached.path / 'cold.json'
+    path.write_bytes(path.read_bytes()[:-9])
+    said = attached('object-store', 'show').err
+    assert 'remove the file, and attach the repository again' in said
+    assert 'with another prefix: glance-dedup object-store attach' in said
+    path.unlink()
+    # The object of the lost owner is still there.
+    attached('object-store', 'attach', *place).refused(
+        'another directory of this repository', 'choose another prefix')
+    other = f'{url}-again'
+    assert attached('object-store', 'attach', other, *place[1:]).status == 0
+    assert attached('object-store', 'show', '-f', 'json').json()[
+        'url'] == other
+    assert attached('task', 'tier', '--all').status == 0
+    assert attached('repository', 'check').status == 0
+
+
 # -- tier ---------------------------------------------------------------------
 
 def test_tier(either, tmp_path):
