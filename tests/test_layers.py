@@ -132,7 +132,6 @@ TESTED_BY = {
     'glance_dedup.objects.slicefiles': 'functional/test_cold.py',
     'glance_dedup.objects.slice_cache': 'functional/test_cold.py',
     'glance_dedup.objects.object_store': 'functional/test_objects.py',
-    'glance_dedup.objects.swift': 'functional/test_objects.py',
     'glance_dedup.metadata_backup.fetching': 'functional/test_restore.py',
     'glance_dedup.metadata_backup.restoring': 'functional/test_restore.py',
     'dedupd.tasks.metadata_backups': 'functional/test_metadata_backups.py',

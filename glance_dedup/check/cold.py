@@ -25,7 +25,7 @@ _FILE = 'cold.json'
 _SLICES = repo_directories.SLICES
 _KIND = 'glance-dedup object store'
 _KEYS = {'kind', 'version', 'location', 'credentials', 'cache_mib', 'owners',
-         'inode', 'checksum'}
+         'inode', 'allow_http', 'checksum'}
 _MAX_CACHE_MIB = 1 << 20
 _MAX_OWNERS = 64
 _PLACES = ('kind', 'container', 'prefix', 'endpoint', 'region', 'ca_file')
@@ -80,7 +80,8 @@ def _parse(text: bytes) -> list[str]:
                 ('cache_mib', type(found.get('cache_mib')) is int
                  and 1 <= found['cache_mib'] <= _MAX_CACHE_MIB),
                 ('owners', _are_owners(found.get('owners'))),
-                ('inode', type(found.get('inode')) is int)):
+                ('inode', type(found.get('inode')) is int),
+                ('allow_http', type(found.get('allow_http', False)) is bool)):
             if not holds:
                 raise ondisk.Damage(
                     f'{key} is missing, or cannot be what it is')

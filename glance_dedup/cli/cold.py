@@ -4,9 +4,7 @@
 
 import contextlib
 import dataclasses
-import ipaddress
 import os
-import urllib.parse
 
 from cliff import show
 
@@ -43,7 +41,8 @@ class Attach(command.RepositoryCommand, show.ShowOne):
                 else prefix_owners.attach)
         with self.open() as repo:
             settings = work(repo, place_of(parsed_args.url, parsed_args),
-                            parsed_args.credentials, parsed_args.cache_mib)
+                            parsed_args.credentials, parsed_args.cache_mib,
+                            parsed_args.allow_http)
             self.app.tell(
                 f'save a copy of {os.path.join(repo.path, signingkeys.FILE)} '
                 "where this disk's loss does not reach: 'repository restore' "
@@ -95,24 +94,13 @@ def place_of(url, parsed_args):
         with contextlib.closing(object_store.open_backend(
                 place, path, credentials.read(path))) as backend:
             for reached in backend.urls():
-                _require_encryption(reached)
+                if not object_location.is_protected(reached):
+                    raise common.UsageError(
+                        f'{reached} has no encryption: who is on the way '
+                        'reads the credentials or the images, and changes '
+                        'what comes. Use https, or give --allow-http if '
+                        'nobody else is on the way')
     return place
-
-
-def _require_encryption(url: str) -> None:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != 'http' or _is_this_host(parts.hostname or ''):
-        return
-    raise common.UsageError(
-        f'{url} has no encryption: who is on the way reads the credentials '
-        'or the images, and changes what comes. Use https, or give '
-        '--allow-http if nobody else is on the way')
-
-
-def _is_this_host(name: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(name).is_loopback
-    return name == 'localhost'
 
 
 def _fields(settings) -> dict[str, object]:
@@ -238,6 +226,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
                 self._keys(parsed_args), owner=parsed_args.owner,
                 number=parsed_args.metadata_backup,
                 cache_mib=parsed_args.cache_mib,
+                allow_http=parsed_args.allow_http,
                 group_access=parsed_args.group_access,
                 progress=progress.step)
         if parsed_args.new_key:
@@ -259,8 +248,8 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         from glance_dedup.metadata_backup import restoring
         from glance_dedup.objects import object_store
 
-        with (object_store.ObjectStore(place,
-                                       parsed_args.credentials) as connected,
+        with (object_store.ObjectStore(place, parsed_args.credentials,
+                                       parsed_args.allow_http) as connected,
               restoring.look(
                   connected, self._keys(parsed_args), parsed_args.owner,
                   parsed_args.metadata_backup).manifest as manifest):

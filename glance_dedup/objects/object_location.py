@@ -6,7 +6,9 @@ Credentials are no part of it (:mod:`glance_dedup.objects.credentials`), so it
 may be written down and shown.
 """
 
+import contextlib
 import dataclasses
+import ipaddress
 import re
 from typing import Any
 import urllib.parse
@@ -49,6 +51,19 @@ class Location:
     def fields(self) -> dict[str, str]:
         """Return the fields for JSON; :func:`from_fields` reads them."""
         return dataclasses.asdict(self)
+
+
+def is_protected(url: str) -> bool:
+    """Return whether nobody on the way can read what is sent to a URL.
+
+    It is encrypted, or of this host.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != 'http':
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(parts.hostname or '').is_loopback
+    return parts.hostname == 'localhost'
 
 
 def parse(url: str, endpoint: str = '', region: str = '', ca_file: str = ''

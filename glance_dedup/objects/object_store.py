@@ -73,9 +73,11 @@ class ObjectStore(closing.Closing):
     """
 
     def __init__(self, location: object_location.Location,
-                 credentials_file: str) -> None:
+                 credentials_file: str, allow_http: bool = False) -> None:
         """Read the credentials; connect to nothing yet.
 
+        :param allow_http: whether a catalogue may lead to another host without
+            encryption
         :raises AccessDenied: as :func:`credentials.read`, or they are not for
             such an object store
         :raises UnavailableError: the client library is not installed
@@ -85,8 +87,10 @@ class ObjectStore(closing.Closing):
         self.counts = Counts()
         self._path = credentials_file
         self._lock = threading.Lock()
+        self._allow_http = allow_http
         self._content = credentials.read(credentials_file)
-        self._backend = open_backend(location, credentials_file, self._content)
+        self._backend = open_backend(location, credentials_file, self._content,
+                                     allow_http)
         self._old: list[backend_base.Backend] = []
 
     def put(self, key: str, file: BinaryIO) -> int:
@@ -221,7 +225,7 @@ class ObjectStore(closing.Closing):
                 return False
             try:
                 self._backend = open_backend(self.location, self._path,
-                                             content)
+                                             content, self._allow_http)
             except exceptions.AccessDenied:
                 return False
             self._content = content
@@ -241,12 +245,13 @@ def find(store: ObjectStore, key: str) -> int | None:
         return None
 
 
-def open_backend(location: object_location.Location, path: str, content: bytes
-                 ) -> backend_base.Backend:
+def open_backend(location: object_location.Location, path: str, content: bytes,
+                 allow_http: bool = False) -> backend_base.Backend:
     """Return the backend of a location; it connects to nothing yet.
 
     :param path: of the file of credentials, for messages
     :param content: of that file
+    :param allow_http: as for :class:`ObjectStore`
     :raises AccessDenied: there are no credentials in it
     :raises UnavailableError: a library is not installed
     """
@@ -257,7 +262,7 @@ def open_backend(location: object_location.Location, path: str, content: bytes
             from glance_dedup.objects import s3
             return s3.S3(location, conf)
         from glance_dedup.objects import swift
-        return swift.Swift(location, conf)
+        return swift.Swift(location, conf, allow_http)
     except ImportError as e:
         raise exceptions.UnavailableError(
             f'{location.url} needs a library that is not installed ({e}): '

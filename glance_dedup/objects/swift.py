@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Swift, by python-swiftclient and keystoneauth."""
+"""Swift, by python-swiftclient and keystoneauth.
+
+Keystone's catalogue says where Swift is, and may say something else later. So
+each login, and each new connection, looks at the URL.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -14,6 +18,7 @@ from keystoneauth1 import loading
 from keystoneauth1 import session as session_module
 from oslo_config import cfg
 import requests
+from requests import adapters
 from swiftclient import client
 from urllib3 import exceptions as urllib3_exceptions
 
@@ -30,10 +35,12 @@ class Swift(backend_base.Backend):
     """A container."""
 
     def __init__(self, location: object_location.Location,
-                 conf: cfg.ConfigOpts) -> None:
+                 conf: cfg.ConfigOpts, allow_http: bool) -> None:
         """Connect to nothing yet.
 
         :param conf: the credentials
+        :param allow_http: whether to log in, and to send objects, without
+            encryption
         :raises AccessDenied: there are none for Swift
         """
         loading.register_auth_conf_options(conf, 'swift')
@@ -50,6 +57,10 @@ class Swift(backend_base.Backend):
         self._session = session_module.Session(
             plugin, verify=location.ca_file or True,
             timeout=backend_base.ANSWER_TIMEOUT)
+        self._allow_http = allow_http
+        if not allow_http:
+            # Also where Keystone's versions or a redirection lead.
+            self._session.session.mount('http://', _ThisHost())
         self._options = {'region_name': location.region} if (
             location.region) else {}
         self._ca_file = location.ca_file or None
@@ -121,6 +132,9 @@ class Swift(backend_base.Backend):
         try:
             connection = self._idle.get_nowait()
         except queue.Empty:
+            if not self._allow_http:
+                for url in self.urls():
+                    _require_protected(url)
             connection = client.Connection(
                 session=self._session, os_options=self._options,
                 cacert=self._ca_file, timeout=backend_base.ANSWER_TIMEOUT,
@@ -146,6 +160,27 @@ class Swift(backend_base.Backend):
         """
         self._session.invalidate()
         self.close()
+
+
+def _require_protected(url: str) -> None:
+    """Refuse a URL to which others on the way could listen.
+
+    :raises UnavailableError: it is one
+    """
+    if not object_location.is_protected(url):
+        raise exceptions.UnavailableError(
+            f'{printable.printable(url)[:200]} has no encryption: who is on '
+            'the way reads the credentials or the images, and changes what '
+            "comes. Have Keystone's catalogue name https, or give "
+            "--allow-http to 'glance-dedup object-store attach'")
+
+
+class _ThisHost(adapters.HTTPAdapter):
+    """Sends requests without encryption to this host only."""
+
+    def send(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        _require_protected(request.url)
+        return super().send(request, *args, **kwargs)
 
 
 class _TokenRefused(exceptions.UnavailableError):

@@ -47,6 +47,8 @@ class Settings:
     read: the directory was restored from them."""
     inode: int
     """Inode number of the directory when it was attached."""
+    allow_http: bool = False
+    """Whether Keystone's catalogue may name an ``http`` URL of Swift."""
 
     @property
     def owner(self) -> str:
@@ -79,15 +81,17 @@ def _parse(fields: dict[str, Any]) -> Settings:
     owners = tuple(fields['owners'])
     location = object_location.from_fields(fields['location'])
     credentials, inode = fields['credentials'], fields['inode']
+    allow_http = fields.get('allow_http', False)
     if not 1 <= len(owners) <= MAX_OWNERS or not all(
             map(hexids.is_valid, owners)):
         raise ValueError('its owners are none')
     if not isinstance(credentials, str) or not os.path.isabs(credentials) or (
-            type(inode) is not int):
+            type(inode) is not int or type(allow_http) is not bool):
         raise ValueError('its fields are not of their types')
     repo_parameters.require_range('cache_mib', fields['cache_mib'], 1,
                                   MAX_CACHE_MIB)
-    return Settings(location, credentials, fields['cache_mib'], owners, inode)
+    return Settings(location, credentials, fields['cache_mib'], owners, inode,
+                    allow_http)
 
 
 def write(path: str, settings: Settings) -> None:
@@ -131,7 +135,8 @@ def connect(settings: Settings) -> object_store.ObjectStore:
 
     :raises AccessDenied: the credentials cannot be used
     """
-    return object_store.ObjectStore(settings.location, settings.credentials)
+    return object_store.ObjectStore(settings.location, settings.credentials,
+                                    settings.allow_http)
 
 
 def open_slices(path: str, ask: slice_cache.Ask | None,

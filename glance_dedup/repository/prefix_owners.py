@@ -41,13 +41,15 @@ _MAX_SIZE = 1 << 16
 
 def attach(repo: image_repository.Repository,
            location: object_location.Location, credentials: str,
-           cache_mib: int = cold_settings.CACHE_MIB) -> cold_settings.Settings:
+           cache_mib: int = cold_settings.CACHE_MIB,
+           allow_http: bool = False) -> cold_settings.Settings:
     """Have a repository's groups move to a place of an object store.
 
     If it is attached to this place already, only the credentials and the
     cache's size change.
 
     :param credentials: the path of a file
+    :param allow_http: as in the settings
     :raises InvalidParameter: another owner writes there; or cold groups'
         objects are at another place
     :raises BusyError: another process maintains the repository
@@ -58,7 +60,7 @@ def attach(repo: image_repository.Repository,
     before = cold_settings.read(repo.path)
     settings = cold_settings.Settings(
         location, os.path.abspath(credentials), cache_mib,
-        (secrets.token_hex(16),), os.stat(repo.path).st_ino)
+        (secrets.token_hex(16),), os.stat(repo.path).st_ino, allow_http)
     if before is None or before.inode != settings.inode or (
             before.location.url != location.url):
         _attach_anew(repo, before, settings)
@@ -92,7 +94,8 @@ def _attach_anew(repo: image_repository.Repository,
 
 def move(repo: image_repository.Repository,
          location: object_location.Location, credentials: str,
-         cache_mib: int = cold_settings.CACHE_MIB) -> cold_settings.Settings:
+         cache_mib: int = cold_settings.CACHE_MIB,
+         allow_http: bool = False) -> cold_settings.Settings:
     """Attach a directory that was moved to another disk.
 
     It becomes a new owner, and the old one is retired, so that a copy that
@@ -119,7 +122,7 @@ def move(repo: image_repository.Repository,
              else (secrets.token_hex(16), *before.owners))
     settings = cold_settings.Settings(
         location, os.path.abspath(credentials), cache_mib,
-        known[:cold_settings.MAX_OWNERS], inode)
+        known[:cold_settings.MAX_OWNERS], inode, allow_http)
     with contextlib.closing(
             _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():

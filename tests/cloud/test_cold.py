@@ -130,7 +130,8 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         settings = prefix_owners.attach(
-            repo, object_location.parse('swift://images/glance'), str(file))
+            repo, object_location.parse('swift://images/glance'), str(file),
+            allow_http=True)
     with cold_settings.connect(settings) as store:
         assert store.keys('owners/')
 

@@ -316,6 +316,7 @@ def place(**change):
     {'cache_mib': (1 << 20) + 1}, {'cache_mib': '1'},
     {'credentials': None}, {'credentials': 'relative'}, {'credentials': 7},
     {'inode': None}, {'inode': '7'}, {'inode': 7.0}, {'inode': True},
+    {'allow_http': 1}, {'allow_http': 'true'},
     {'location': None}, {'location': 7}, {'location': {}},
     place(kind='ftp'), place(container='a'), place(container='Bucket'),
     place(container='-bucket'), place(container=None), place(other='x'),
@@ -334,6 +335,7 @@ def test_wrong_values(repository, change):
 
 @pytest.mark.parametrize('change', [
     {'owners': ['0' * 32] * 64}, {'cache_mib': 1 << 20}, place(),
+    {'allow_http': True}, {'allow_http': False},
     place(kind='swift', container='My_Container', region='one.two'),
     place(endpoint='http://host:9000/path', ca_file='/etc/ca.pem')], ids=str)
 def test_right_values(repository, change):

@@ -173,6 +173,16 @@ def test_attach_again(attached, place):
     assert cold_settings.read(attached.path).cache_mib == 7
 
 
+def test_whether_http_is_allowed_is_kept(attached, place):
+    """For the next catalogue of Keystone; the last attachment counts."""
+    assert not cold_settings.read(attached.path).allow_http
+    for options in (['--allow-http'], []):
+        assert attached('object-store', 'attach', *place,
+                        *options).status == 0
+        assert cold_settings.read(attached.path).allow_http == bool(options)
+        assert attached('repository', 'check').status == 0
+
+
 @pytest.mark.parametrize('wrong, words', [
     ('bucket', ['is not s3://BUCKET/PREFIX']),
     ('s3://bucket', ['is not s3://BUCKET/PREFIX']),
