@@ -12,7 +12,8 @@ replica finds them.
 ``upload_rights.py`` says which peers may send which images. An option of the
 daemon says in which scope they are stored.
 
-At most ``MAX_COUNT`` replicas run at once. Each has at most ``LOTS`` lots, and
+At most ``MAX_COUNT`` replicas run at once. A peer that sends several of them
+makes room for one that sends none. Each has at most ``LOTS`` lots, and
 the bodies of ``REQUESTS`` requests, in memory. If no request for a replica
 comes for ``IDLE_SECONDS``, the receiver keeps its blocks and gives it up.
 After ``SILENT_SECONDS`` of silence the next sender may take a replica over.
@@ -587,9 +588,7 @@ class Receiving:
         if entry is None or entry.replica is None or not entry.token or (
                 not secrets.compare_digest(token.encode(),
                                            entry.token.encode())):
-            raise messages.HTTPError(
-                404, f'Image {image_id[:140]!r} is not being received, or not '
-                     'from this sender any more. Begin again.')
+            raise _ended(image_id)
         return entry, entry.replica
 
     # -- handlers ---------------------------------------------------------
@@ -762,7 +761,7 @@ class Receiving:
                 entry.sender = sender
                 return entry
             await self._drop(entry)
-        self._make_room()
+        self._make_room(peer)
         entry = self._entries[image_id] = _Entry(
             image_id, upload_id, sender, peer,
             thread_pool.Strand(self._workers), time.monotonic())
@@ -770,22 +769,36 @@ class Receiving:
             self._sweep()
         return entry
 
-    def _make_room(self) -> None:
-        """Make room for a replica: end one whose sender is silent."""
+    def _make_room(self, peer: messages.Peer) -> None:
+        """Make room for a replica of a peer.
+
+        End one whose sender is silent. If there is none, end one of the peer
+        that has the most, unless it has only one more than this peer. So
+        nobody keeps all others out.
+        """
         if len(self._entries) < MAX_COUNT:
             return
         entry = min(self._entries.values(), key=lambda entry: entry.used)
-        if not entry.silent(SILENT_SECONDS):
+        if entry.silent(SILENT_SECONDS):
+            self._give_up(entry)
+            return
+        counts = collections.Counter(
+            entry.peer for entry in self._entries.values())
+        entry = min(self._entries.values(), key=lambda entry: (
+            -counts[entry.peer], entry.used))
+        if counts[entry.peer] < counts[peer] + 2:
             raise _wait(
                 f'{MAX_COUNT} images are being received, which are the '
                 'most at once.')
-        self._give_up(entry)
+        self._give_up(entry, 'another sender, which sends fewer images, has '
+                             'its place')
 
-    def _give_up(self, entry: _Entry) -> None:
+    def _give_up(self, entry: _Entry, why: str = '') -> None:
         self._failures += 1
-        LOG.warning('Receiving image %s: nothing came for %d seconds. The '
-                    'received blocks are kept.', entry.image_id,
-                    time.monotonic() - entry.used)
+        silence = time.monotonic() - entry.used
+        LOG.warning('Receiving image %s: %s. The received blocks are kept.',
+                    entry.image_id,
+                    why or f'nothing came for {silence:.0f} seconds')
         # The entry goes at once; its thread closes it when it has the time.
         del self._entries[entry.image_id]
         task = asyncio.get_running_loop().create_task(self._drop(entry))
@@ -811,6 +824,9 @@ class Receiving:
 
     async def _run(self, entry: _Entry, function: Callable, *args: Any) -> Any:
         """Call a function in a thread, after earlier ones of this replica."""
+        if self._entries.get(entry.image_id) is not entry:
+            # It was dropped after the request had been admitted.
+            raise _ended(entry.image_id)
         try:
             return await asyncio.shield(asyncio.wrap_future(
                 entry.strand.submit(function, *args)))
@@ -853,6 +869,12 @@ class Receiving:
                 self._give_up(entry)
         self._sweeping = asyncio.get_running_loop().call_later(
             _SWEEP_SECONDS, self._sweep) if self._entries else None
+
+
+def _ended(image_id: str) -> messages.HTTPError:
+    return messages.HTTPError(
+        404, f'Image {image_id[:140]!r} is not being received, or not from '
+             'this sender any more. Begin again.')
 
 
 def _wait(sentence: str) -> messages.HTTPError:

@@ -29,6 +29,7 @@ from tests.support import cache_harness
 from tests.support import daemons
 from tests.support import replicas
 from tests.support import repositories
+from tests.unit.transfer import test_image_sending
 
 MIB = 1 << 20
 SENDER = 'cd' * 16
@@ -88,18 +89,22 @@ def stored(home, image_id, data, **options):
 
 
 def held(storing):
-    with repositories.open_repository(storing.repository) as repo:
+    return held_in(storing.repository)
+
+
+def held_in(path):
+    with repositories.open_repository(path) as repo:
         return set(repo.images())
 
 
-def refusal(connected, image_id, header):
+def refusal(connected, image_id, header, project='', code=403):
     """Return the refusal of an image; None if the image may be begun."""
     with connected:
         try:
-            connected.begin_replica(image_id, 'ab' * 16, header,
-                                    SENDER).give_up()
+            connected.begin_replica(image_id, 'ab' * 16, header, SENDER,
+                                    project).give_up()
         except client_errors.Refused as e:
-            assert e.code == 403, e
+            assert e.code == code, e
             return str(e)
 
 
@@ -346,6 +351,43 @@ def test_no_other_certificate_goes_on_with_a_replica(storing, home):
                 again_replica = again.begin_replica(*arguments)
                 assert again_replica.location == replica.location
                 again_replica.give_up()
+
+
+def begun(connected, image_id, header):
+    """Begin to send an image, and leave; the status of a refusal, or None."""
+    with connected:
+        try:
+            connected.begin_replica(image_id, 'ab' * 16, header, SENDER)
+        except client_errors.Refused as e:
+            return e.code
+
+
+def test_nobody_takes_all_places_of_senders(tmp_path, home):
+    """Who sends several images makes room for others, and not again."""
+    path = repositories.create(tmp_path / 'repository')
+    with stored(home, 'any', noise(MIB, 7)), contextlib.closing(
+            replicas.Sending(home, 'any')) as sending:
+        header = sending.header
+    with daemons.Daemon(
+            path, socket_users=f'{NAMED}, {PLAIN}', scope='global',
+            replicate_from=f'user:{NAMED}, user:{PLAIN}') as daemon:
+        # None is taken for silent, however slow all is.
+        daemon.program = test_image_sending.program(SILENT_SECONDS=3600,
+                                                    IDLE_SECONDS=3600)
+        daemon.start()
+
+        def begin(who, *numbers):
+            return [as_user(who, begun, daemon.client(), f'image-{number}',
+                            header) for number in numbers]
+
+        assert begin(NAMED, *range(6)) == [None] * 4 + [503] * 2
+        assert begin(PLAIN, *range(10, 14)) == [None] * 2 + [503] * 2
+        assert begin(NAMED, 20) == [503]
+        assert begin(0, 30, 31) == [None, 503]
+        text = daemon.text()
+        assert 'another sender, which sends fewer images, has its' in text
+        assert daemon.stop() == 0 and 'Traceback' not in text
+    assert not held_in(path)
 
 
 @pytest.mark.parametrize('project, scope', [
