@@ -114,13 +114,15 @@ def as_user(uid, function, *arguments):
         uid, lambda: function(*arguments)))
 
 
-def attempt(storing, who, image_id, header):
+def attempt(storing, who, image_id, header, *more):
+    """Have somebody begin to send an image; as `refusal`."""
     if who == 'token':
-        return refusal(client(storing, who, token='alice'), image_id, header)
+        return refusal(client(storing, who, token='alice'), image_id, header,
+                       *more)
     if isinstance(who, int):
         return as_user(who, refusal, storing.daemon.client(), image_id,
-                       header)
-    return refusal(client(storing, who), image_id, header)
+                       header, *more)
+    return refusal(client(storing, who), image_id, header, *more)
 
 
 #: An id of each kind, by the right that it requires.
@@ -279,6 +281,81 @@ def test_an_upload_does_not_become_an_image(storing, home):
     assert image_id not in held(storing)
 
 
+@contextlib.contextmanager
+def upload_of(storing, home, name, data):
+    """All bytes of an upload, sent with a certificate; to be uploaded."""
+    image_id = imageids.upload_id()
+    with (stored(home, image_id, data),
+          contextlib.closing(replicas.Sending(home, image_id)) as sending,
+          client(storing, name) as host):
+        replica = host.begin_replica(image_id, sending.upload_id,
+                                     sending.header, SENDER)
+        for lot in sending.lots:
+            ranges, _ = replica.offer(lot.offset, lot.end, lot.extents)
+            for body in sending.frames(ranges):
+                replica.send(lot.offset, body)
+        yield replica
+    assert image_id not in held(storing)
+
+
+TOKEN = [('X-Auth-Token', 'alice'),
+         ('Content-Type', 'application/octet-stream')]
+
+
+@pytest.mark.parametrize('header, status', [
+    (('X-A', 'b\r\nX-Roles: admin'), None), (('X-A', 'b\nX-B: c'), None),
+    (('X-A: b\r\nX-B', 'c'), None), (('', 'c'), None),
+    # What frames the request is the daemon's own.
+    (('Content-Length', '7'), 204), (('Transfer-Encoding', 'chunked'), 204),
+    (('Host', 'elsewhere'), 204), (('Connection', 'X-Auth-Token'), 401)])
+def test_an_upload_cannot_write_its_own_request(storing, home, alice, header,
+                                                status):
+    """Glance gets one request, for this image, with the user's token."""
+    data = noise(MIB, 6)
+    image_id = alice.create(name='image')['id']
+    try:
+        with upload_of(storing, home, 'one', data) as replica:
+            if status is None:
+                with pytest.raises(client_errors.Refused) as caught:
+                    replica.upload(image_id, [*TOKEN, header], 60)
+                assert caught.value.code == 502
+            else:
+                found = replica.upload(image_id, [*TOKEN, header], 60)
+                assert found['status'] == status
+        if status == 204:
+            assert alice.download(image_id) == data
+        else:
+            assert alice.show(image_id)['status'] == 'queued'
+    finally:
+        alice.delete(image_id)
+
+
+@pytest.mark.parametrize('token, status', [
+    ('bob', 404), ('nobody', 401), (None, 401)])
+def test_glance_judges_whose_upload_it_is(storing, home, alice, token,
+                                          status):
+    """A certificate alone uploads to no image, nor another member's token."""
+    image_id = alice.create(name='image')['id']
+    try:
+        with upload_of(storing, home, 'one', noise(MIB, 6)) as replica:
+            found = replica.upload(image_id, [
+                ('Content-Type', 'application/octet-stream'),
+                *([('X-Auth-Token', token)] if token else [])], 60)
+            assert found['status'] == status
+        assert alice.show(image_id)['status'] == 'queued'
+    finally:
+        alice.delete(image_id)
+
+
+def test_an_upload_goes_to_no_other_place(storing, home):
+    for image_id in ('../../v2/images/x', 'b_web_20261123T180000Z', '', 'x'):
+        with upload_of(storing, home, 'one', noise(MIB, 6)) as replica:
+            with pytest.raises(client_errors.Refused) as caught:
+                replica.upload(image_id, TOKEN, 60)
+            assert caught.value.code == 400
+            replica.give_up()
+
+
 def elsewhere(alice, data):
     """Store an image in another of Glance's stores; return its id."""
     image_id = alice.create(name='image')['id']
@@ -407,6 +484,26 @@ def test_only_the_scope_of_the_storing_host(storing, home, project, scope):
                                        SENDER, project)
     assert caught.value.code == 400
     assert 'image copy' in str(caught.value)
+
+
+@pytest.mark.parametrize('project, scope', [
+    ('alice', 'project'), ('', 'project'),
+    ('bob', scopes.of_project('alice'))], ids=['own', 'none', 'foreign'])
+@pytest.mark.parametrize('who, right', [
+    ('one', 'upload'), ('one', 'back up'), ('two.compute.example', 'upload'),
+    (NAMED, 'replicate'), *((0, right) for right in IDS)])
+def test_only_this_scope_whoever_sends(storing, home, who, right, project,
+                                       scope):
+    """A compute host, and root on the socket, too."""
+    with stored(home, 'any', noise(MIB), project=project,
+                scope=scope if isinstance(scope, str) else 'global'):
+        with contextlib.closing(replicas.Sending(home, 'any')) as sending:
+            header = sending.header
+    if isinstance(scope, bytes):
+        header = image_sending.dataclasses.replace(header, scope=scope)
+    found = attempt(storing, who, IDS[right], header, project, 400)
+    assert 'image copy' in found
+    assert IDS[right] not in held(storing)
 
 
 @pytest.mark.parametrize('options, words', [

@@ -11,6 +11,7 @@ import random
 import re
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
@@ -653,13 +654,13 @@ def test_tls(server, tmp_path):
         run('nbdinfo', refused, status=1)
 
 
-def served_over_tcp(server, place):
+def served_over_tcp(server, place, threads=1):
     """Serve the volume at a port; return its number, and the PKI's place."""
     certificates.make_pki(place / 'pki')
     server.stop()
     port = ports.free_port()
-    server.start('--port', port, '--address', '127.0.0.1', '--threads', 1,
-                 '--tls-certificates', place / 'pki')
+    server.start('--port', port, '--address', '127.0.0.1', '--threads',
+                 threads, '--tls-certificates', place / 'pki')
     return port, place / 'pki'
 
 
@@ -713,28 +714,144 @@ def wait_for_end(sock):
             pass
 
 
-@pytest.mark.parametrize('version', ['TLSv1_1', 'TLSv1_2', 'TLSv1_3'])
-def test_versions_of_tls(server, tmp_path, version):
+@contextlib.contextmanager
+def dripping(sock, data):
+    """Have a client send data byte by byte, which takes an hour."""
+    ended = threading.Event()
+
+    def drip():
+        with contextlib.suppress(OSError):
+            for byte in data:
+                sock.sendall(bytes([byte]))
+                if ended.wait(0.2):
+                    return
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(nbd.LIMIT)
+
+
+def descriptors(server):
+    return len(os.listdir(f'/proc/{server.process.pid}/fd'))
+
+
+# Slow: a handshake has ten seconds.
+@pytest.mark.slow
+def test_strangers_who_stop_at_any_step(server, tmp_path):
+    """Or who send something now and then: no handshake takes longer.
+
+    A client with a certificate may be silent for as long as it wants.
+    """
     port, pki = served_over_tcp(server, tmp_path)
+    repositories.eventually(lambda: server.number('index_complete'))
+    context = client_context(pki)
+    option = b'IHAVEOPT' + struct.pack('>II', nbd.LIST, 0)
+    # The longest record of TLS.
+    record = b'\x16\3\1\x40\0' + bytes(1 << 14)
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(tls_session(port, context))
+        before = descriptors(server)
+
+        def stranger(*data, tls=False, slow=b''):
+            session = stack.enter_context(connect_over_tcp(port, '127.0.0.2'))
+            if tls:
+                assert session.option(nbd.STARTTLS) == [(nbd.ACK, b'')]
+            session.send(*data)
+            stack.enter_context(dripping(session.socket, slow))
+            return session.socket
+
+        strangers = [
+            stranger(), stranger(option), stranger(option[:9]),
+            stranger(slow=1000 * option), stranger(tls=True),
+            stranger(record[:100], tls=True), stranger(tls=True, slow=record)]
+        # They keep no client from working.
+        with tls_session(port, context) as client:
+            assert client.read(0, SECTOR) == bytes(SECTOR)
+        for sock in strangers:
+            wait_for_end(sock)
+        repositories.eventually(lambda: descriptors(server) <= before)
+        assert silent.read(0, SECTOR) == bytes(SECTOR)
+
+
+def client_context(pki, verify=True):
+    """TLS of a client that has the certificate of a PKI; None: it has none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_ciphers('ALL:@SECLEVEL=0')
     context.check_hostname = False
-    context.load_verify_locations(pki / 'ca-cert.pem')
-    context.load_cert_chain(pki / 'client-cert.pem', pki / 'client-key.pem')
+    if not verify:
+        context.verify_mode = ssl.CERT_NONE
+    if pki is not None:
+        context.load_verify_locations(pki / 'ca-cert.pem')
+        context.load_cert_chain(pki / 'client-cert.pem',
+                                pki / 'client-key.pem')
+    return context
+
+
+def connect_over_tcp(port, near='127.0.0.1'):
+    """A client that has said which flags it knows."""
+    return nbd.Session(socket.create_connection(
+        ('127.0.0.1', port), nbd.LIMIT, (near, 0))).haggle()
+
+
+def tls_session(port, context):
+    """A client in transmission."""
+    session = connect_over_tcp(port)
+    try:
+        return session.start_tls(context).enter(b'disk')
+    except BaseException:
+        session.close()
+        raise
+
+
+@pytest.mark.parametrize('version', ['TLSv1_2', 'TLSv1_3'])
+def test_versions_of_tls(server, tmp_path, version):
+    port, pki = served_over_tcp(server, tmp_path)
+    context = client_context(pki)
+    context.minimum_version = context.maximum_version = (
+        ssl.TLSVersion[version])
+    with tls_session(port, context) as session:
+        assert session.socket.version() == version.replace('_', '.')
+
+
+@pytest.mark.parametrize('version, number', [
+    ('TLSv1', b'\3\1'), ('TLSv1_1', b'\3\2')])
+def test_old_versions_of_tls(server, tmp_path, version, number):
+    """The server hangs up on a client that speaks no newer one."""
+    port, pki = served_over_tcp(server, tmp_path)
+    context = client_context(pki)
     with warnings.catch_warnings(action='ignore'):
         context.minimum_version = context.maximum_version = (
             ssl.TLSVersion[version])
-    with socket.create_connection(('127.0.0.1', port), 60) as sock:
-        session = nbd.Session.__new__(nbd.Session)
-        session.socket = sock
-        session.haggle()
+    sent = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    hello = sent.read()
+    # The client offers this version, and no other.
+    assert hello[:1] == b'\x16' and hello[9:11] == number
+    with connect_over_tcp(port) as session:
         assert session.option(nbd.STARTTLS) == [(nbd.ACK, b'')]
-        if version == 'TLSv1_1':
-            with pytest.raises((ssl.SSLError, OSError)):
-                context.wrap_socket(sock)
-        else:
-            with context.wrap_socket(sock) as wrapped:
-                assert wrapped.version() == version.replace('_', '.')
+        session.send(hello)
+        with contextlib.suppress(ConnectionResetError):
+            # Nothing, or an alert.
+            assert session.socket.recv(1) in (b'', b'\x15')
+
+
+@pytest.mark.parametrize('authority', [None, 'theirs'])
+def test_a_certificate_that_we_did_not_sign(server, tmp_path, authority):
+    """The server refuses it, even if the client does not mind the server."""
+    if authority:
+        certificates.make_pki(tmp_path / authority)
+    port, pki = served_over_tcp(server, tmp_path)
+    context = client_context(authority and tmp_path / authority, verify=False)
+    # With TLS 1.3, a client learns this when it receives something.
+    with pytest.raises((OSError, EOFError)):
+        tls_session(port, context)
+    with tls_session(port, client_context(pki)) as session:
+        assert session.read(0, SECTOR) == bytes(SECTOR)
 
 
 def test_the_policy_of_the_host(monkeypatch, tmp_path):
@@ -770,6 +887,35 @@ def test_others_stay_when_a_client_hangs_up(server, magic):
                 session.send_request(nbd.READ, 0, MIB, magic=magic)
         assert other.read(0, 512) == bytes(512)
     server.session().close()
+
+
+@pytest.mark.parametrize('end', ['hangs up', 'false magic', 'no record'])
+def test_others_stay_when_a_client_over_tls_hangs_up(server, tmp_path, end):
+    port, pki = served_over_tcp(server, tmp_path, threads=16)
+    context = client_context(pki)
+    with tls_session(port, context) as other:
+        for _ in range(20):
+            with tls_session(port, context) as session:
+                for cookie in range(16):
+                    session.send_request(nbd.READ, 0, MIB, cookie=cookie)
+                if end == 'false magic':
+                    session.send_request(nbd.READ, 0, MIB, magic=1)
+                elif end == 'no record':
+                    os.write(session.socket.fileno(), b'nonsense' * 100)
+        assert other.read(0, SECTOR) == bytes(SECTOR)
+    tls_session(port, context).close()
+
+
+def test_strangers_who_send_nonsense_in_place_of_tls(server, tmp_path):
+    port, pki = served_over_tcp(server, tmp_path)
+    rng = random.Random(13)
+    with tls_session(port, client_context(pki)) as other:
+        for _ in range(100):
+            with connect_over_tcp(port, '127.0.0.2') as session:
+                assert session.option(nbd.STARTTLS) == [(nbd.ACK, b'')]
+                session.send(rng.randbytes(rng.randrange(1, 3000)))
+        assert other.read(0, SECTOR) == bytes(SECTOR)
+    tls_session(port, client_context(pki)).close()
 
 
 def test_too_many_connections(repository, tmp_path):

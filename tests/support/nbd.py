@@ -61,13 +61,16 @@ def contexts(name, *queries):
 class Session:
     """A connection; `haggle` and `option` first, then requests.
 
-    :param path: of the socket
+    :param path: of the socket; or a connected socket
     """
 
     def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(LIMIT)
-        self.socket.connect(str(path))
+        if isinstance(path, socket.socket):
+            self.socket = path
+        else:
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(LIMIT)
+            self.socket.connect(str(path))
         self.structured = False
         self.size = self.flags = None
 
@@ -122,9 +125,18 @@ class Session:
             replies.append((kind, self.receive(length)))
         return replies
 
+    def start_tls(self, context):
+        """Speak TLS from now on; `haggle` comes before this."""
+        assert self.option(STARTTLS) == [(ACK, b'')]
+        self.socket = context.wrap_socket(self.socket)
+        return self
+
     def go(self, name, structured=True, status=True):
         """Enter the transmission phase."""
-        self.haggle()
+        return self.haggle().enter(name, structured, status)
+
+    def enter(self, name, structured=True, status=True):
+        """Enter the transmission phase, after `haggle`."""
         if structured:
             assert self.option(STRUCTURED) == [(ACK, b'')]
             self.structured = True
