@@ -271,6 +271,18 @@ def test_command(tmp_path):
         nothing_is_left(hosts)
 
 
+def test_command_where_all_is_well(tmp_path):
+    with fuse_hosts.hosts(tmp_path, names=0) as hosts:
+        prepare(hosts)
+        running = [command(host, '--wait', f'{LIMIT}s', '-f', 'json')
+                   for host in hosts]
+        for process in running:
+            shown, words = process.communicate(timeout=LIMIT)
+            assert process.returncode == 0, words
+            assert {row['verdict'] for row in json.loads(shown)} == {'fine'}
+        nothing_is_left(hosts)
+
+
 def test_command_that_is_interrupted(tmp_path):
     """The interrupted command removes its files; the other names its host."""
     with fuse_hosts.hosts(tmp_path, names=0) as hosts:
