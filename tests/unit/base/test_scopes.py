@@ -28,6 +28,7 @@ from glance_dedup.base import pacing
 from glance_dedup.base import scopes
 from glance_dedup.check import checker
 from glance_dedup.check import files
+from glance_dedup.cli import entry
 from glance_dedup.repository import openvolumes
 from glance_dedup.transfer import image_assembly
 from glance_dedup.transfer import pull
@@ -689,6 +690,13 @@ def test_check_names_an_image_in_the_scope_of_another_project(tmp_path):
     assert (found.severity, found.file, found.images) == (
         checker.NOTE, 'images/one', ('one',))
     assert 'belongs to project q, but shares blocks in the' in found.sentence
+    assert 'store it again with image copy, and delete it' in found.sentence
+    path = tmp_path / 'site' / 'written'
+    for words in ['copy', 'one', 'two', '--project', 'q'], ['delete', 'one']:
+        assert entry.main(['--repository', str(path), '--socket', '',
+                           '--filter-dir', str(tmp_path / 'filter'), 'image',
+                           *words]) == 0
+    assert checker.check(path).findings == []
     # A cache does not know the project of an image.
     assert checker.check(written(
         tmp_path / 'cache', project='').path).findings == []

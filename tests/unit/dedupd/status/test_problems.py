@@ -37,7 +37,7 @@ CASES = [
     ('catalog', {'warnings': ['some words']}, 'MAINTENANCE_WARNING', 'warning',
      'some words'),
     ('repository', {'maintained': False}, 'NO_MAINTAINER', 'warning',
-     'start dedupd'),
+     'start dedupd. If it runs, its log has the reason.'),
     ('repository', {'trial': {'verdict': 'not tried', 'valid': False}},
      'FILESYSTEM_UNTESTED', 'warning',
      'mount is not tried: run "glance-dedup repository test-filesystem"'),
