@@ -63,3 +63,38 @@ def test_it_starts_read_only(tmp_path, kind, inodes):
                 assert volume_tools.ask(session, nbd.READ, MIB, MIB) == written
             assert server.end(15) == 0, server.text()
         repositories.require_clean(repository)
+
+
+@pytest.mark.parametrize('index', ['filter', 'dtb', 'lmdb', 'leveldb'])
+def test_everything_is_on_the_full_disk(tmp_path, index):
+    """Also the things that find duplicates, and however often it is killed."""
+    written = repositories.noise(MIB, 2)
+    with disks.mounted(tmp_path, 'ext4') as root:
+        repository = volume_tools.create_repository(root / 'repository')
+        volume_tools.create(repository, 'disk', 8 * MIB)
+        with volume_tools.Server(repository, tmp_path) as server:
+            with server.start().session() as session:
+                volume_tools.write(session, 0, written)
+                volume_tools.ask(session, nbd.FLUSH)
+            server.kill()
+        filling, = disks.fill_bytes(root)
+        place = ('import os; os.environ["GLANCE_DEDUP_FILTER_DIR"] = '
+                 f'{str(root / "filter")!r}')
+        with volume_tools.Server(
+                repository, tmp_path, before=place, GLANCE_DEDUP_INDEX=index,
+                GLANCE_DEDUP_INDEX_DIR=str(root / 'index')) as server:
+            for _ in range(3):
+                server.start(wait=False)
+                repositories.eventually(lambda: serves(server))
+                with server.session() as session:
+                    assert session.flags & READ_ONLY
+                    assert session.read(0, MIB) == written
+                server.kill()
+            filling.unlink()
+            with server.start().session() as session:
+                assert not session.flags & READ_ONLY
+                volume_tools.write(session, MIB, written)
+                server.control.checkpoint()
+                assert session.read(0, 2 * MIB) == 2 * written
+            assert server.end(15) == 0, server.text()
+        repositories.require_clean(repository)
