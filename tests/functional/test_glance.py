@@ -25,6 +25,8 @@ import pytest
 
 from glance_dedup.repository import image_repository
 from tests.functional import glance_server
+from tests.support import daemons
+from tests.support import repositories
 
 MIB = 1 << 20
 SMALL = 24  # MiB, of the file system that is to fill up
@@ -684,3 +686,49 @@ def test_workers_that_uwsgi_forked_from_the_loaded_application(tmp_path):
         # At their end Glance's workers would wait for a thread that exists
         # only in the process from which they were forked.
         server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('index, processes', [('lmdb', 2), ('dtb', 1)])
+def test_all_else_that_a_forked_worker_uses(tmp_path, index, processes):
+    """An index, a limit and the daemon; also in a worker that is forked later.
+
+    The master forks one when another has died.
+    """
+    path = repositories.create(tmp_path / 'store')
+    data, limit = blob(3 * MIB, 2), 24
+    with daemons.running(path) as daemon, glance_server.ProjectServer(
+            tmp_path / 'glance', {'dedup1': {
+                'type': 'dedup', 'dedup_store_datadir': path,
+                'dedup_store_filter_dir': tmp_path / 'filter',
+                'dedup_store_index': index,
+                'dedup_store_index_dir': tmp_path / 'index',
+                'dedup_store_dedupd_socket': daemon.socket,
+                'dedup_store_project_limit_mib': limit}},
+            processes=processes, lazy_apps=False) as server:
+        client = glance_server.ProjectClient(server.url, 'alice')
+        for _ in range(2):
+            images = []
+            for _ in range(3 * processes):
+                images.append(client.create(name='image')['id'])
+                client.upload(images[-1], data)
+                assert client.download(images[-1]) == data
+            for _ in range(processes):
+                refused = client.create(name='refused')['id']
+                client.upload(refused, noise((limit + 1) * MIB, 3),
+                              expect=(413,))
+                client.delete(refused)
+            for image_id in images:
+                client.delete(image_id)
+            before = set(server.worker_pids())
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            repositories.eventually(lambda: len(
+                set(server.worker_pids()) - before) == processes)
+            # What was given up counts until it is collected.
+            daemon.run('collect')
+        daemon.wait_for(lambda: daemon.status()['reads']['bytes'] > 0)
+        assert 'Traceback' not in server.log.read_text()
+        # As in the test above.
+        server.kill()
+    repositories.require_clean(path)
