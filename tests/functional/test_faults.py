@@ -12,13 +12,20 @@ import os
 import pathlib
 import random
 import resource
+import select
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from dedupd.tasks import collector
+from glance_dedup.base import pacing
+from glance_dedup.maintenance import maintainer_role
 from tests.functional import task_faults
+from tests.functional import watched_process
+from tests.support import maintenance
+from tests.support import repositories
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +38,13 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope='module')
-def faults(tmp_path_factory):
-    faults = task_faults.Faults(
-        task_faults.build(tmp_path_factory.mktemp('faults')))
+def library(tmp_path_factory):
+    return task_faults.build(tmp_path_factory.mktemp('faults'))
+
+
+@pytest.fixture(scope='module')
+def faults(library):
+    faults = task_faults.Faults(library)
     yield faults
     faults.close()
 
@@ -186,3 +197,83 @@ def test_limits(template, tmp_path, which, most):
     shutil.copytree(template, tmp_path / 'case')
     done = in_child(_LIMITED, tmp_path / 'case' / 'repository', which, most)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- a process that goes on after a failure -----------------------------------
+
+# Stores, as glance-api does, while no group can be synced, and then goes on.
+_GOES_ON = """
+import ctypes, errno, os, pathlib, sys
+from glance_dedup.base import exceptions
+from tests.functional import task_faults
+from tests.support import repositories
+
+path = pathlib.Path(sys.argv[1]).resolve()
+library = ctypes.CDLL(None)
+data = repositories.noise(4 << 20, 5)
+
+def wait_after(text):
+    print(text, flush=True)
+    assert sys.stdin.readline()
+
+with repositories.open_repository(path, codec='none') as repo:
+    if sys.argv[2] == 'stays':
+        repositories.put(repo, 'stays', data[:1 << 20])
+    library.faults_arm(
+        os.fsencode(path / 'groups'), task_faults.KINDS.index('sync'),
+        ctypes.c_uint64(1), errno.EIO, True)
+    try:
+        repositories.put(repo, 'failed', data)
+    except exceptions.StorageError as e:
+        assert 'Input/output error' in str(e), e
+    else:
+        raise AssertionError('it was stored')
+    library.faults_disarm(
+        ctypes.byref(ctypes.c_uint64()), ctypes.create_string_buffer(8192),
+        ctypes.c_size_t(8192))
+    wait_after('failed')
+    repositories.put(repo, 'next', data)
+    assert repositories.read_all(repo, 'next') == data
+    wait_after('stored')
+"""
+
+
+@pytest.mark.parametrize('before', ['stays', 'nothing'])
+def test_a_failed_sync_leaves_nothing_though_its_process_lives(
+        library, tmp_path, before):
+    """Neither in a new group, nor behind the blocks of an image."""
+    path = repositories.create(tmp_path / 'repository', group_slots=8192)
+    process = watched_process.start(
+        library, ['-c', _GOES_ON, path, before])
+    with process:
+        def wait_for(text):
+            ready, _, _ = select.select([process.stdout], [], [], 60)
+            assert ready and process.stdout.readline() == f'{text}\n'
+
+        def go_on():
+            process.stdin.write('\n')
+            process.stdin.flush()
+
+        try:
+            wait_for('failed')
+            with (repositories.open_repository(path) as repo,
+                  maintainer_role.Maintainer(repo) as maintainer):
+                assert maintenance.disk(path) > 460_000
+                collector.run_once(maintainer, pacing.Pace())
+                if before == 'stays':
+                    # The image, its group's fingerprint table, its recipe.
+                    assert maintenance.disk(path) < (1 << 20) + 520_000
+                else:
+                    assert maintenance.disk(path) <= 8192
+            go_on()
+            wait_for('stored')
+            go_on()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    with repositories.open_repository(path) as repo:
+        assert repo.images() == (['next', 'stays'] if before == 'stays'
+                                 else ['next'])
+        assert repositories.read_all(repo, 'next') == repositories.noise(
+            4 << 20, 5)
+    repositories.require_clean(path)

@@ -99,7 +99,12 @@ def build(directory):
 
 
 def serve(library, module):
-    """Start a module with a library preloaded; it takes jobs as lines.
+    """Start a module with a library preloaded; it takes jobs as lines."""
+    return start(library, ['-m', module])
+
+
+def start(library, arguments):
+    """Start Python with a library preloaded, and pipes of text.
 
     The library comes first, but for a sanitizer's runtime, which must.
     """
@@ -107,7 +112,7 @@ def serve(library, module):
     if os.environ.get('LD_PRELOAD'):
         preloaded.insert(0, os.environ['LD_PRELOAD'])
     return subprocess.Popen(
-        [sys.executable, '-m', module],
+        [sys.executable, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         cwd=HERE.parent.parent,
         env={**os.environ, 'LD_PRELOAD': ':'.join(preloaded),
