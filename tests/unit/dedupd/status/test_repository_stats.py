@@ -3,6 +3,9 @@
 """The figures on a repository's content."""
 
 import contextlib
+import random
+
+import pytest
 
 from dedupd.status import repository_stats
 from dedupd.tasks import collector
@@ -167,6 +170,43 @@ def test_metadata_is_part_of_what_is_on_the_disk(tmp_path):
             space = found.space()
     assert space['unique_blocks'] == 0
     assert 0 < space['metadata_bytes'] <= space['disk_bytes']
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_metadata_is_a_part_whatever_was_deleted(tmp_path, seed):
+    """Groups are filled, emptied, evacuated and removed."""
+    rng = random.Random(seed)
+    path = repositories.create(tmp_path / 'r', group_slots=2048)
+    with (repositories.open_repository(path) as repo,
+          maintenance.maintaining(repo) as maintainer,
+          contextlib.closing(repository_stats.Figures(
+              repo, lambda: maintainer.catalog)) as found):
+        def measure():
+            found.forget()
+            space = found.space()
+            assert 0 < space['metadata_bytes'] <= space['disk_bytes']
+            return space
+
+        def collect():
+            maintenance.account(maintainer)
+            collector.run_once(maintainer, pacing.Pace(),
+                               evacuate_share=rng.choice([0, 50, 90]))
+            return measure()
+
+        stored = []
+        for number in range(12):
+            stored.append(f'image-{number}')
+            repositories.put(repo, stored[-1], repositories.noise(
+                rng.randrange(1, 6 << 20), 100 * seed + number))
+            measure()
+            for _ in range(rng.randrange(min(3, len(stored)))):
+                repo.delete(stored.pop(rng.randrange(len(stored))))
+            collect()
+        for image_id in stored:
+            repo.delete(image_id)
+            measure()
+        assert [collect()['unique_blocks'] for _ in range(2)] == [0, 0]
+    repositories.require_clean(path)
 
 
 def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):
