@@ -252,6 +252,7 @@ TESTED_BY = {
     **{f'dedupd.options.{name}': 'unit/dedupd/test_opts.py' for name in (
         'cache_options', 'index_options', 'kinds', 'replication_options',
         'serving_options', 'task_options')},
+    'dedupd.tasks.run_partitions': 'unit/dedupd/tasks/test_project_usage.py',
     'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.sharescrub': 'unit/dedupd/tasks/test_helping.py',
     'glance_dedup.maintenance.helper_daemon':

@@ -5,9 +5,8 @@
 The catalog's counts say how many recipes name a block, but not of how many
 projects. So this task reads all counted recipes, one project after the other,
 and spreads their blocks over partitions, as counting by partition does
-(``batch.rst``). A partition is a file without a name on the disk of TMPDIR, or
-of ``/var/tmp``, and has all named blocks of its groups. Then it takes one
-partition after the other.
+(``batch.rst``; ``run_partitions.py``). Then it takes one partition after the
+other.
 
 In memory, the blocks of a group that a project names are the bits of one
 number. The number of projects that name each block is a sum of such numbers:
@@ -22,21 +21,16 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import itertools
-import os
-import struct
-import tempfile
 import time
 from typing import BinaryIO
 
+from dedupd.tasks import run_partitions
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.repository import projects
-
-_HEAD = struct.Struct('<II')    # a project's number; bytes of runs behind it
 
 Bits = dict[int, int]           # by group: the slots, as bits
 
@@ -67,7 +61,8 @@ def _run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace) -> Result:
     ledger = sorted((str(facts.get('project', '')), facts['image_id'], txid)
                     for txid, facts in catalog.ledger())
     counted = time.time()
-    with _Partitions(len(maintainer.engine.groups())) as partitions:
+    with run_partitions.Partitions(
+            len(maintainer.engine.groups())) as partitions:
         left_out = _spread(maintainer.engine, ledger, partitions, pace)
         sums = _Sums(maintainer.engine)
         for number, file in enumerate(partitions.files):
@@ -83,50 +78,8 @@ def _run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace) -> Result:
     return Result(len(names), len(ledger) - left_out, left_out)
 
 
-class _Partitions:
-    """The files, and the buffers in front of them. To be closed.
-
-    :param groups: the number of groups
-    """
-
-    def __init__(self, groups: int) -> None:
-        number = rebuild_worker.partitions_for(groups)
-        self._project = 0
-        self._buffers = rebuild_worker.Buffers(number, self._write)
-        # They have no names, so nothing is left of them. /tmp may be memory.
-        directory = os.environ.get('TMPDIR') or '/var/tmp'
-        with contextlib.ExitStack() as stack:
-            self.files = [stack.enter_context(
-                tempfile.TemporaryFile(dir=directory)) for _ in range(number)]
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> '_Partitions':
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.close()
-
-    def begin(self, project: int) -> None:
-        """Write the rest of the project before, and begin another."""
-        self._buffers.flush()
-        self._project = project
-
-    def add(self, runs: bytes) -> None:
-        """Spread runs that a recipe of the project names."""
-        self._buffers.add(runs)
-
-    def finish(self) -> None:
-        """Write the rest, so that the files can be read."""
-        self._buffers.flush()
-        for file in self.files:
-            file.flush()
-
-    def _write(self, part: int, runs: bytearray) -> None:
-        self.files[part].write(_HEAD.pack(self._project, len(runs)) + runs)
-
-
 def _spread(engine: _engine.Maintenance, ledger: list[tuple[str, str, bytes]],
-            partitions: _Partitions, pace: pacing.Pace) -> int:
+            partitions: run_partitions.Partitions, pace: pacing.Pace) -> int:
     """Spread the runs of all recipes; return the number left out."""
     left_out = done = 0
     for number, (_, recipes) in enumerate(
@@ -195,18 +148,10 @@ class _Sums:
             return 0.0      # it cannot be read; the scrub reports that
 
 
-def _sections(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """A partition's projects, each with some of its runs."""
-    file.seek(0)
-    while head := file.read(_HEAD.size):
-        project, length = _HEAD.unpack(head)
-        yield project, file.read(length)
-
-
 def _named(file: BinaryIO) -> Iterator[tuple[int, Bits]]:
     """The projects of a partition, and the blocks that each names there."""
     for project, sections in itertools.groupby(
-            _sections(file), lambda section: section[0]):
+            run_partitions.sections(file), lambda section: section[0]):
         yield project, _bits(runs for _, runs in sections)
 
 
