@@ -322,16 +322,17 @@ class Client:
         """The blocks that each two of the largest images have in common."""
         return self._call('sharing')
 
-    def start_task(self, name: str, **arguments: bool | str | int) -> Reply:
+    def start_task(self, name: str, **arguments: bool | str | int | list[str]
+                   ) -> Reply:
         """Have a task run as soon as possible.
 
         :param name: ``account``, ``collect``, ``merge``, ``scrub``,
-            ``recompress``, ``tier``, ``evict``, ``projects``,
+            ``recompress``, ``tier``, ``evict``, ``projects``, ``usage``,
             ``rebuild-catalog`` or ``replicate``
         :param arguments: ``dry_run``, of collect, merge, recompress, tier and
             evict; ``full``, of scrub; ``codec`` and ``level``, of recompress;
             ``everything`` and ``metadata_only``, of tier; ``limit_mib``, of
-            evict
+            evict; ``images`` and ``volumes``, of usage
         :returns: with ``number``, to wait for
         """
         return self._call('start_task', name=name, **arguments)

@@ -156,6 +156,13 @@ def _projects(maintainer: Maintainer, pace: pacing.Pace, options: Any) -> Any:
     return project_usage.run_once(maintainer, pace)
 
 
+def _usage(maintainer: Maintainer, pace: pacing.Pace, options: Any,
+           **names: list[str]) -> Any:
+    from dedupd.tasks import image_usage
+
+    return image_usage.run_once(maintainer, pace, **names)
+
+
 def _evict(maintainer: Maintainer, pace: pacing.Pace, options: Any,
            held: Any = None, coming: Callable[[], int] = lambda: 0,
            limit_mib: int | None = None, dry_run: bool = False) -> Any:
@@ -219,6 +226,29 @@ def _require_tier(dry_run: bool = False, everything: bool = False,
     if metadata_only and (dry_run or everything):
         raise exceptions.InvalidParameter(
             'metadata_only: it moves nothing, and sends a metadata backup')
+
+
+def _require_usage(**names: list[str]) -> None:
+    """Refuse names that no image or volume can have."""
+    from dedupd.tasks import image_usage
+    from glance_dedup.base import imageids
+    from glance_dedup.repository import volumes
+
+    if not names:
+        raise exceptions.InvalidParameter(
+            'images, volumes: at least one of them must be given')
+    is_valid = {'images': imageids.is_valid, 'volumes': volumes.is_name}
+    for what, some in names.items():
+        if not 0 < len(some) <= image_usage.MAX_NAMES:
+            raise exceptions.InvalidParameter(
+                f'{what}: a run takes 1 to {image_usage.MAX_NAMES} of them, '
+                f'not {len(some)}')
+        for name in some:
+            if not isinstance(name, str) or not is_valid[what](name):
+                raise exceptions.InvalidParameter(
+                    f'{what}: {name!r:.200} is not an id of an image'
+                    if what == 'images' else
+                    f'{what}: {name!r:.200} is not a name of a volume')
 
 
 def _require_codec(codec: str | None = None, level: int | None = None,
@@ -324,6 +354,8 @@ TASKS = {row.name: row for row in (
          counts_first=True, is_told=True),
     Task('projects', _projects, interval='projects_interval',
          counts_first=True),
+    Task('usage', _usage, {'images': list, 'volumes': list}, _require_usage,
+         is_routine=True),
     Task('rebuild-catalog', _rebuild, {'processes': int}, _require_processes),
     Task('replicate'))}
 

@@ -18,7 +18,7 @@ _WIDTH = 79
 _BAR = 30
 _MAX_IMAGES = 10
 #: Tasks that are not shown before they run.
-_ON_REQUEST = ('tier', 'rebuild-catalog')
+_ON_REQUEST = ('tier', 'usage', 'rebuild-catalog')
 
 Fields = dict[str, Any]
 

@@ -151,6 +151,11 @@ def columns(listing: bytes) -> Columns:
     return Columns(*(words[at::_ENTRY_WORDS] for at in (8, 9, 11)))
 
 
+def stored_lengths(listing: bytes) -> array.array:
+    """For each entry of a listing, the stored length of its segment."""
+    return unpack(listing)[10::_ENTRY_WORDS]
+
+
 # -- addresses in recipes -----------------------------------------------------
 
 def runs_in(runs: bytes) -> Iterator[tuple[int, int, int]]:

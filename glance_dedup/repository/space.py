@@ -17,7 +17,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import layout
 
-_HEADER = 32            # of a segment
+#: Bytes of a segment's header.
+SEGMENT_HEADER = 32
 #: Names of codecs; a codec's number is its index here.
 CODECS = ('none', 'lz4', 'zstd')
 #: Directories whose files are all of one kind, and the names of their parts.
@@ -99,7 +100,7 @@ def _add_group(used: dict, blocks: list[Part], headers: Part, stores: Part,
     for part, plain, stored in zip(blocks, used['plain'], used['stored']):
         part.bytes += stored
         part.plain_bytes += plain
-    here = _HEADER * used['segments']
+    here = SEGMENT_HEADER * used['segments']
     # The store of an empty last group is a hole.
     store = min(used['store'], used['allocated'])
     headers.bytes += here
@@ -139,6 +140,11 @@ def below(path: str) -> int:
     return sum(_disk_bytes(os.path.join(directory, name))
                for directory, directories, files in os.walk(path)
                for name in (*directories, *files))
+
+
+def of_tree(path: str) -> int:
+    """The bytes of the disk of a file, or of a directory and all below it."""
+    return _disk_bytes(path) + below(path)
 
 
 def _twice(path: str) -> int:

@@ -684,7 +684,7 @@ def test_state(daemon, content):
     assert status['catalog']['state'] == 'ready'
     assert set(status['tasks']) == {
         'account', 'collect', 'merge', 'scrub', 'recompress', 'tier',
-        'projects', 'rebuild-catalog'}
+        'projects', 'usage', 'rebuild-catalog'}
     images = daemon.request('GET', '/v1/images').json()['images']
     assert [i['image_id'] for i in images] == [
         'empty', 'image', 'other', 'zeros']

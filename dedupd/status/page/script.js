@@ -17,9 +17,11 @@
   const NAMED = { account: 'Accounting', collect: 'Collection',
                   merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
                   tier: 'Tiering', projects: 'Counting by project',
+                  usage: 'Measuring images',
                   'rebuild-catalog': 'Rebuilding the catalog',
                   replicate: 'Replication', evict: 'Eviction' };
-  const ON_REQUEST = ['tier', 'rebuild-catalog'];  // not shown before they run
+  // Not shown before they run.
+  const ON_REQUEST = ['tier', 'usage', 'rebuild-catalog'];
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
                   ['nonzero', 'nonzero_bytes', 'Non-zero'],
                   ['disk', 'disk_bytes', 'Stored on disk']];
