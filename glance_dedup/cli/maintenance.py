@@ -150,33 +150,18 @@ class Interrupt:
         self.before.clear()
 
 
-class TaskCommand(command.RepositoryCommand, show.ShowOne):
+class TaskRunner(command.RepositoryCommand):
     """A command that has the daemon run a task, or runs it here.
 
     :cvar task: the task's name in the registry
     :cvar what: the name of the work in the progress
-    :cvar unit: the kind of things that the result's failures name
     """
 
     task = ''
     what = ''
-    unit = ''
 
-    def add_arguments(self, parser):
-        from dedupd.tasks import registry
-
-        if 'dry_run' in registry.TASKS[self.task].arguments:
-            common.add_dry_run(parser)
-
-    def take_action(self, parsed_args):
-        from dedupd.tasks import registry
-
-        return self.run_task(**{
-            name: getattr(parsed_args, name)
-            for name in registry.TASKS[self.task].arguments})
-
-    def run_task(self, **arguments):
-        """Run the task, here or in the daemon; returns the columns."""
+    def result_of_task(self, **arguments) -> dict:
+        """Run the task, here or in the daemon; returns its result."""
         client = self.require_repository()
         with self.progress(self.what, unit='steps') as progress:
             def update(done, total, what):
@@ -184,10 +169,8 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
                 progress.update(done, total)
 
             if client is not None:
-                result = self._ask(client, update, arguments)
-            else:
-                result = self._run_here(update, arguments)
-        return self._judged(result)
+                return self._ask(client, update, arguments)
+            return self._run_here(update, arguments)
 
     def _ask(self, client, update, arguments) -> dict:
         number = client.start(self.task, **arguments)
@@ -220,6 +203,32 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
             except pacing.Stopped as e:
                 raise KeyboardInterrupt() from e
         return {} if result is None else dataclasses.asdict(result)
+
+
+class TaskCommand(TaskRunner, show.ShowOne):
+    """A command that shows a task's result.
+
+    :cvar unit: the kind of things that the result's failures name
+    """
+
+    unit = ''
+
+    def add_arguments(self, parser):
+        from dedupd.tasks import registry
+
+        if 'dry_run' in registry.TASKS[self.task].arguments:
+            common.add_dry_run(parser)
+
+    def take_action(self, parsed_args):
+        from dedupd.tasks import registry
+
+        return self.run_task(**{
+            name: getattr(parsed_args, name)
+            for name in registry.TASKS[self.task].arguments})
+
+    def run_task(self, **arguments):
+        """Run the task, here or in the daemon; returns the columns."""
+        return self._judged(self.result_of_task(**arguments))
 
     def _judged(self, result: dict):
         """The result's columns; failures make the exit status 1."""

@@ -15,6 +15,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import registry
 from glance_dedup.base import pacing
+from glance_dedup.cli import common
 from glance_dedup.cli import host_settings
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress_bar
@@ -511,3 +512,56 @@ def test_progress(filled, daemon, monkeypatch):
     result = filled('task', 'collect', '-f', 'json')
     assert result.json() == {'freed_blocks': 7}
     assert 'group 5: 33 %, 3 of 9 steps' in result.err
+
+
+# -- image du -----------------------------------------------------------------
+
+def test_image_du(either):
+    found = either('image', 'du', 'a', 'b', 'c', 'a', '-f', 'json').json()
+    assert [row['image_id'] for row in found] == ['a', 'b', 'c', '(together)']
+    assert [row['freed_bytes'] for row in found] == [
+        LENGTH, 0, LENGTH, 3 * LENGTH]
+    assert [row['referenced_bytes'] for row in found] == [
+        2 * LENGTH, LENGTH, LENGTH, 3 * LENGTH]
+    assert found[0]['size'] == 2 * LENGTH
+    assert found[0]['freed_blocks'] == LENGTH // 4096
+    assert all(row['error'] == '' for row in found)
+    # The recipe, and the segments with their headers.
+    assert found[2]['freed_disk_bytes'] > LENGTH
+    row, = either('image', 'du', 'a', '-f', 'json').json()
+    assert row == found[0]
+    assert '160 KiB' in either('image', 'du', 'a').out
+    # What was announced comes true.
+    either('image', 'delete', 'a')
+    freed = either('task', 'collect', '-f', 'json').json()
+    assert (freed['freed_bytes'], freed['freed_blocks']) == (
+        row['freed_bytes'], row['freed_blocks'])
+
+
+def test_image_du_of_images_that_there_are_not(either):
+    result = either('image', 'du', 'a', 'x', '-f', 'json')
+    assert result.status == common.FAILED
+    assert result.err == (
+        "glance-dedup: there is no image x; 'glance-dedup image list' shows "
+        'those that exist\n')
+    a, x, together = json.loads(result.out)
+    assert x['error'] == "there is no image x; 'glance-dedup image list' " \
+        'shows those that exist'
+    assert x['size'] is x['freed_bytes'] is None
+    assert a['freed_bytes'] == together['freed_bytes'] == LENGTH
+    for wrong in ('a b', '', '../a'):
+        assert either('image', 'du', 'a', wrong).status == common.USAGE
+
+
+def test_image_du_with_damage(either):
+    either('image', 'du', 'a')      # counts it
+    spoil_recipe(either, 'b')
+    result = either('image', 'du', 'b', 'c', '-f', 'json')
+    assert result.status == common.DAMAGED
+    assert 'image mark-lost --yes b' in result.err
+    assert result.json()[1]['freed_bytes'] == LENGTH
+
+
+def test_image_du_takes_many(filled):
+    many = [f'i{number}' for number in range(513)]
+    filled('image', 'du', *many).refused('images: a run takes 1 to 512 of them, not 513')

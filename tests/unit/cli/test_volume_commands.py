@@ -332,3 +332,35 @@ def test_a_volume_that_lost_its_journals_head(made, repo):
     assert len(recipes(made)) == 4
     with openvolumes.open_volume(repo, 'whole') as volume:
         assert volume.read(5, 5) == b'whole'
+
+
+# -- du -----------------------------------------------------------------------
+
+@pytest.fixture
+def snapshots(made, repo):
+    """Two snapshots of a volume that has changed twice."""
+    openvolumes.create(repo, 'disk', 4 * MIB)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        volume.write(noise(MIB), 0)
+        volume.snapshot('s1')
+        volume.write(noise(8192, 2), 4096)
+        volume.zero(MIB // 2, MIB // 2)
+        volume.snapshot('s2')
+        volume.write(noise(4096, 3), 2 * MIB)
+        volume.flush()
+    return made
+
+
+def test_volume_du(snapshots):
+    row, = snapshots('volume', 'du', 'disk', '-f', 'json').json()
+    assert row['name'] == 'disk' and row['size'] == 4 * MIB
+    # The snapshots have all of it.
+    assert row['freed_blocks'] == 0 and row['referenced_bytes'] > MIB // 3
+    assert row['journal_bytes'] >= 4096
+    assert row['freed_disk_bytes'] > row['journal_bytes']
+    found = snapshots('volume', 'du', 'disk', '--image', 's1', '--image', 's2',
+                      '-f', 'json').json()
+    assert [r['name'] for r in found] == ['s1', 's2', 'disk', '(together)']
+    assert found[-1]['freed_bytes'] == MIB + 8192
+    snapshots('volume', 'du', 'none').failed('there is no volume none')
+    assert snapshots('volume', 'du', 'a b').status == 2

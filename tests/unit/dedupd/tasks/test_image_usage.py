@@ -391,7 +391,7 @@ def test_it_can_be_stopped(repo, maintainer):
     maintenance.account(maintainer)
 
 
-def test_it_tells_its_progress_and_cost(repo, maintainer):
+def test_progress(repo, maintainer):
     put(repo, 'a', maintenance.scattered(1))
     told = []
     image_usage.run_once(maintainer, pacing.Pace(
