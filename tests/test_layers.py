@@ -212,6 +212,7 @@ TESTED_BY = {
     'glance_dedup.cli.replication': 'functional/test_sites.py',
     'glance_dedup.cli.sharing': 'functional/test_trial.py',
     'glance_dedup.cli.usage_commands': 'unit/cli/test_maintenance.py',
+    'glance_dedup.cli.diff_command': 'unit/cli/test_volume_commands.py',
     'glance_dedup.cli.volumeserve': 'functional/test_volume_nbd.py',
     'glance_dedup.client.volume_control': 'functional/test_volume_control.py',
     'glance_dedup.fuse_operations': 'functional/test_mount.py',

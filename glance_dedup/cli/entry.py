@@ -87,6 +87,7 @@ GROUPS = {
         'volume snapshot': 'glance_dedup.cli.volume_commands:Snapshot',
         'volume rollback': 'glance_dedup.cli.volume_commands:Rollback',
         'volume rename': 'glance_dedup.cli.volume_commands:Rename',
+        'volume diff': 'glance_dedup.cli.diff_command:Diff',
         'volume list': 'glance_dedup.cli.volume_commands:List',
         'volume show': 'glance_dedup.cli.volume_commands:Show',
         'volume du': 'glance_dedup.cli.usage_commands:VolumeDu',

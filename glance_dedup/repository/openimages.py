@@ -351,12 +351,16 @@ class Image(closing.Closing):
 
     def extents(self, offset: int = 0) -> Iterator[Extent]:
         """The image's extents, in order, from the one at `offset` on."""
-        page = self._page_of(offset)
-        while extents := self._engine.extents(page):
-            for fields in extents:
-                extent = Extent(*fields)
+        for _, extents in self.pages(offset):
+            for extent in extents:
                 if extent.offset + extent.length > offset:
                     yield extent
+
+    def pages(self, offset: int = 0) -> Iterator[tuple[int, list[Extent]]]:
+        """Each page's number and extents, from the page of `offset` on."""
+        page = self._page_of(offset)
+        while extents := self._engine.extents(page):
+            yield page, [Extent(*fields) for fields in extents]
             page += 1
 
     def _page_of(self, offset: int) -> int:

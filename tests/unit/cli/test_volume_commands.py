@@ -334,7 +334,7 @@ def test_a_volume_that_lost_its_journals_head(made, repo):
         assert volume.read(5, 5) == b'whole'
 
 
-# -- du -----------------------------------------------------------------------
+# -- du and diff --------------------------------------------------------------
 
 @pytest.fixture
 def snapshots(made, repo):
@@ -364,3 +364,35 @@ def test_volume_du(snapshots):
     assert found[-1]['freed_bytes'] == MIB + 8192
     snapshots('volume', 'du', 'none').failed('there is no volume none')
     assert snapshots('volume', 'du', 'a b').status == 2
+
+
+def test_volume_diff(snapshots):
+    result = snapshots('volume', 'diff', 's1', 's2', '-f', 'json')
+    assert result.status == 0 and result.err == ''
+    assert [json.loads(line) for line in result.out.splitlines()] == [
+        {'offset': 4096, 'length': 8192, 'zeros': False},
+        {'offset': MIB // 2, 'length': MIB // 2, 'zeros': True}]
+    result = snapshots('volume', 'diff', 's1', 's2')
+    assert [line.split() for line in result.out.splitlines()] == [
+        ['offset', 'length', 'content'], ['4096', '8192', 'data'],
+        [str(MIB // 2), str(MIB // 2), 'zeros']]
+    assert '2 ranges, 520 KiB together, changed' in result.err
+    result = snapshots('volume', 'diff', 's1', 's1')
+    assert result.out == '' and '0 ranges, 0 B together' in result.err
+
+
+def test_volume_diff_of_what_cannot_be_compared(snapshots, repo):
+    repositories.put(repo, 'short', noise(1000, 9))
+    repositories.put(repo, 'alien', noise(4 * MIB, 9))
+    snapshots('volume', 'diff', 's1', 'short').refused(
+        's1 has 4194304 bytes', 'short has 1000')
+    snapshots('volume', 'diff', 's1', 'alien').refused(
+        'images s1 and alien have no block in common', '--unrelated')
+    result = snapshots('volume', 'diff', 's1', 'alien', '--unrelated',
+                       '-f', 'json')
+    assert result.json() == {'offset': 0, 'length': 4 * MIB, 'zeros': False}
+    snapshots('volume', 'diff', 's1', 'nothing').failed('nothing')
+    recipe = next(name for name in repo.recipes() if name.startswith('v_'))
+    snapshots('volume', 'diff', 's1', recipe).refused('is no image')
+    repositories.ruin(f'{repo.path}/images/s1', 4096 + 50)
+    snapshots('volume', 'diff', 's1', 's2').refused('images/s1', status=1)
