@@ -9,6 +9,9 @@ protocol, in fixed newstyle: structured replies, the context
 ``base:allocation``, prefetching. It has no TLS, because clients are on this
 host and known by their credentials.
 
+The context ``qemu:dirty-bitmap:<id>`` has the ranges that changed since
+another image of the same size, such as an earlier snapshot of a volume.
+
 Everything is bounded, whatever a client sends or does not take: requests under
 way, the memory of their replies, and the times within which a message must
 arrive and some part of a reply must be taken. Between two requests there is no
@@ -37,6 +40,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import thread_pool
 from glance_dedup.client import nbd_protocol
+from glance_dedup.repository import image_diff
 from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
@@ -221,8 +225,12 @@ class _Connection:
         self._under_way = 0
         self._no_zeroes = False
         self._structured = False
-        #: The export of the last request for the metadata context.
+        #: The export of the last request for metadata contexts.
         self._context: bytes | None = None
+        #: Whether it selected the context of zeros.
+        self._tells_zeros = False
+        #: The images of the context of changes, if that was selected.
+        self._comparison: image_diff.Comparison | None = None
         self._name = ''
         self._complaint = ''
 
@@ -243,6 +251,7 @@ class _Connection:
             LOG.debug('NBD connection: %s', e or 'it was too slow')
         finally:
             self._stream.close()
+            await self._forget_contexts()
 
     async def _send(self, data: Any) -> None:
         await self._stream.send(data, self._exports.limits.write_timeout)
@@ -328,7 +337,7 @@ class _Connection:
     async def _answer_contexts(self, option: int, data: bytes) -> None:
         setting = option == nbd_protocol.Option.SET_META_CONTEXT
         if setting:
-            self._context = None
+            await self._forget_contexts()
         if not self._structured:
             raise nbd_protocol.Invalid('structured replies were not asked for')
         name, queries = nbd_protocol.parse_contexts(data)
@@ -336,10 +345,48 @@ class _Connection:
         if not setting:
             found = found or not queries or b'base:' in queries
         if found:
-            await self._send(nbd_protocol.context_reply(option))
-            if setting:
-                self._context = name
+            await self._send(nbd_protocol.context_reply(
+                option, nbd_protocol.ALLOCATION, nbd_protocol.CONTEXT))
+        changes = next((query for query in queries if query.startswith(
+            nbd_protocol.CHANGES_PREFIX)), b'')
+        comparison = await self._compare(name, changes)
+        if comparison is not None:
+            try:
+                await self._send(nbd_protocol.context_reply(
+                    option, nbd_protocol.CHANGES, changes))
+                if setting:
+                    self._comparison, comparison = comparison, None
+            finally:
+                if comparison is not None:
+                    await self._exports.run(comparison.close)
+        if setting and (found or self._comparison is not None):
+            self._context, self._tells_zeros = name, found
         await self._acknowledge(option)
+
+    async def _compare(self, name: bytes, query: bytes
+                       ) -> image_diff.Comparison | None:
+        """Open the images of a context of changes; None: there is none.
+
+        The protocol has no errors for a context, so the log has the reason.
+        """
+        ids = [text.decode(errors='replace') for text in (
+            query.removeprefix(nbd_protocol.CHANGES_PREFIX), name)]
+        if not query or not all(map(imageids.is_image, ids)):
+            return None
+        try:
+            return await self._exports.run(
+                image_diff.Comparison, self._exports.repository, *ids)
+        except exceptions.RepositoryError as e:
+            _STRANGERS.warning(
+                'An NBD client gets no ranges that changed from image %s to '
+                '%s: %s', *ids, e)
+            return None
+
+    async def _forget_contexts(self) -> None:
+        comparison, self._comparison = self._comparison, None
+        self._context, self._tells_zeros = None, False
+        if comparison is not None:
+            await self._exports.run(comparison.close)
 
     # -- exports -----------------------------------------------------------
 
@@ -366,7 +413,7 @@ class _Connection:
         finally:
             if not go:
                 await self._exports.run(reading.close)
-        self._keep_context(name)
+        await self._keep_contexts(name)
         return reading if go else None
 
     async def _open_old(self, data: bytes) -> image_source.Reading:
@@ -383,7 +430,7 @@ class _Connection:
         except BaseException:
             await self._exports.run(reading.close)
             raise
-        self._keep_context(data)
+        await self._keep_contexts(data)
         return reading
 
     async def _reading(self, name: bytes) -> image_source.Reading:
@@ -399,9 +446,9 @@ class _Connection:
         return _FLAGS | (nbd_protocol.Flag.SEND_DF if self._structured
                          else nbd_protocol.Flag(0))
 
-    def _keep_context(self, name: bytes) -> None:
+    async def _keep_contexts(self, name: bytes) -> None:
         if self._context != name:
-            self._context = None
+            await self._forget_contexts()
 
     # -- transmission ------------------------------------------------------
 
@@ -564,11 +611,19 @@ class _Connection:
         if self._context is None:
             raise _Refused(nbd_protocol.Error.EINVAL,
                            'no metadata context was selected')
-        extents: Collection[tuple[int, bool]] = await self._exports.run(
-            reading.extents, request.offset, request.length)
-        if request.flags & nbd_protocol.RequestFlag.REQ_ONE:
-            extents = list(extents)[:1]
-        await self._reply(nbd_protocol.status_chunk(request.cookie, extents))
+        found: list[tuple[int, Collection[tuple[int, bool]]]] = []
+        if self._tells_zeros:
+            found.append((nbd_protocol.ALLOCATION, await self._exports.run(
+                reading.extents, request.offset, request.length)))
+        if self._comparison is not None:
+            found.append((nbd_protocol.CHANGES, await self._exports.run(
+                self._comparison.extents, request.offset, request.length)))
+        is_one = request.flags & nbd_protocol.RequestFlag.REQ_ONE
+        await self._reply(b''.join(
+            nbd_protocol.status_chunk(
+                request.cookie, number, list(extents)[:1] if is_one
+                else extents, number == found[-1][0])
+            for number, extents in found))
 
 
 class _Refused(Exception):

@@ -13,7 +13,9 @@ class Diff(command.RepositoryCommand):
     """Show the ranges that changed between two snapshots of a volume.
 
     This compares the recipes, and reads no blocks. A range has whole blocks,
-    so a part of it may be equal. What is not listed is equal.
+    so a part of it may be equal. What is not listed is equal. The daemon's NBD
+    server offers the same as the metadata context qemu:dirty-bitmap:BEFORE of
+    the export AFTER.
     """
 
     def add_arguments(self, parser):

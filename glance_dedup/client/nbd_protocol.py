@@ -56,9 +56,13 @@ MAX_OPTION = 65536
 #: The longest data of a request, or of one chunk.
 MAX_PAYLOAD = 32 << 20
 
-#: The only metadata context that is supported, and its number.
+#: The metadata context of zeros, and its number.
 CONTEXT = b'base:allocation'
-_CONTEXT_ID = 1
+ALLOCATION = 1
+#: The prefix of a context of changes, and the number of such a context. An
+#: image's id follows. Backup programs know the prefix from QEMU's bitmaps.
+CHANGES_PREFIX = b'qemu:dirty-bitmap:'
+CHANGES = 2
 
 
 class Option(enum.IntEnum):
@@ -150,6 +154,7 @@ class Chunk(enum.IntEnum):
 # Flags of an extent of base:allocation: it is a hole, and reads as zeros.
 _HOLE = 1
 _ZERO = 2
+_DIRTY = 1
 
 
 class Violation(Exception):
@@ -245,11 +250,12 @@ def server_reply(name: str) -> bytes:
                         struct.pack('>I', len(data)) + data)
 
 
-def context_reply(option: int) -> bytes:
-    """A reply to LIST_ or SET_META_CONTEXT that names the one context."""
-    number = _CONTEXT_ID if option == Option.SET_META_CONTEXT else 0
+def context_reply(option: int, number: int, name: bytes) -> bytes:
+    """A reply to LIST_ or SET_META_CONTEXT that names a context."""
+    if option == Option.LIST_META_CONTEXT:
+        number = 0
     return option_reply(option, Reply.META_CONTEXT,
-                        struct.pack('>I', number) + CONTEXT)
+                        struct.pack('>I', number) + name)
 
 
 def export_data(size: int, flags: Flag) -> bytes:
@@ -337,15 +343,18 @@ def error_chunk(cookie: int, error: Error, message: str) -> bytes:
         '>IH', error, len(text)) + text
 
 
-def status_chunk(cookie: int, extents: Iterable[tuple[int, bool]]) -> bytes:
-    """The whole reply to BLOCK_STATUS.
+def status_chunk(cookie: int, context: int,
+                 extents: Iterable[tuple[int, bool]], last: bool) -> bytes:
+    """The reply to BLOCK_STATUS for one of the contexts.
 
-    :param extents: the length of each, and whether it is zeros
+    :param extents: the length of each, and whether it is zeros, or has changed
+    :param last: whether the chunk is the last one of its reply
     """
-    data = b''.join([_CONTEXT_ID.to_bytes(4, 'big'), *(
-        struct.pack('>II', length, _HOLE | _ZERO if zeros else 0)
-        for length, zeros in extents)])
-    return _chunk(cookie, Chunk.BLOCK_STATUS, len(data), True) + data
+    flags = _HOLE | _ZERO if context == ALLOCATION else _DIRTY
+    data = b''.join([context.to_bytes(4, 'big'), *(
+        struct.pack('>II', length, flags if is_set else 0)
+        for length, is_set in extents)])
+    return _chunk(cookie, Chunk.BLOCK_STATUS, len(data), last) + data
 
 
 def _chunk(cookie: int, kind: Chunk, length: int, last: bool) -> bytes:

@@ -28,7 +28,7 @@ ALLOCATION = nbd_protocol.CONTEXT.decode()
 HOLE = 1
 ZERO = 2
 #: Prefix of a bitmap's name in the name of its context, and its bit.
-BITMAP_PREFIX = 'qemu:dirty-bitmap:'
+BITMAP_PREFIX = nbd_protocol.CHANGES_PREFIX.decode()
 DIRTY = 1
 
 #: Seconds for the answer to a request.
