@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * segcache.h - decompressed segments that all readers of a handle share, up to
- * a budget of bytes; the one longest unused goes first.
+ * a budget of bytes.
  *
  * A segment is identified by its group's number, the group's seed, the group's
  * file and the place in the file.  A group's number may be reused; the seed
@@ -11,14 +11,13 @@
  * that takes a segment out verifies its blocks as if they came from the disk,
  * and drops the segment if they fail.
  *
- * Segments are lent by reference count: a segment evicted meanwhile stays until
- * its last user has returned it.  Thread-safe.  Nothing is copied, read or
- * decompressed under the lock.
+ * Segments are lent by reference count (lru.h).  Thread-safe.
  */
 #ifndef GD_SEGCACHE_H
 #define GD_SEGCACHE_H
 
 #include "engine/base/env.h"
+#include "engine/base/lru.h"
 #include "engine/base/status.h"
 #include "engine/files/group.h"
 #include "engine/format/segment.h"
@@ -26,15 +25,9 @@
 typedef struct gd_segcache gd_segcache;
 
 typedef struct gd_cached_segment {
+    gd_lru_item item; /* the cache's own */
     gd_segment_header header;
     uint8_t *plain; /* header.plain_length bytes; immutable once kept */
-    /* The cache's own: */
-    struct gd_cached_segment *next; /* in its bucket */
-    struct gd_cached_segment *newer, *older;
-    uint64_t inode, seed;
-    uint32_t group, offset;
-    unsigned users;
-    bool kept;
 } gd_cached_segment;
 
 typedef struct gd_segcache_stats {
