@@ -32,54 +32,7 @@ gd_fetch_open(gd_fetch *fetch, gd_repo *repo,
 void
 gd_fetch_close(gd_fetch *fetch)
 {
-    const gd_env *env = fetch->plan.repo->env;
-    unsigned threads = gd_pool_threads(fetch->plan.repo->pool);
-    for (unsigned i = 0; fetch->scratch != NULL && i <= threads; i++) {
-        gd_coder_close(env, fetch->scratch[i].coder);
-        env->release(env, fetch->scratch[i].plain);
-        env->release(env, fetch->scratch[i].in);
-    }
-    env->release(env, fetch->scratch);
     gd_plan_close(&fetch->plan);
-}
-
-static gd_status
-ensure_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
-{
-    if (scratch->coder != NULL) {
-        return GD_OK;
-    }
-    if (scratch->plain == NULL) {
-        scratch->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
-    }
-    if (scratch->in == NULL) {
-        scratch->in = gd_alloc(
-            env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
-    }
-    return scratch->plain == NULL || scratch->in == NULL
-               ? GD_NOMEM
-               : gd_coder_open(env, &scratch->coder, err);
-}
-
-/* The scratch of the calling thread, which counts as the pool's last worker. */
-static gd_scratch *
-own_scratch(const gd_fetch *fetch)
-{
-    return &fetch->scratch[gd_pool_threads(fetch->plan.repo->pool)];
-}
-
-/* Blocks from the cache need none of these. */
-static gd_status
-ensure_buffers(gd_fetch *fetch, gd_error *err)
-{
-    gd_repo *repo = fetch->plan.repo;
-    if (fetch->scratch == NULL) {
-        fetch->scratch = gd_calloc(repo->env, gd_pool_threads(repo->pool) + 1,
-                                   sizeof *fetch->scratch, err);
-    }
-    return fetch->scratch == NULL
-               ? GD_NOMEM
-               : ensure_scratch(repo->env, own_scratch(fetch), err);
 }
 
 /* ---- verifying and handing out ---- */
@@ -215,23 +168,23 @@ typedef struct stretch {
 } stretch;
 
 static gd_status
-take_stretch(const gd_fetch *fetch, gd_scratch *scratch,
-             const stretch *stretch, gd_error *err)
+take_stretch(const gd_fetch *fetch, const stretch *stretch, gd_error *err)
 {
+    gd_scratch *scratch;
+    gd_scratch_list *list = &fetch->plan.repo->scratch;
     const gd_want *wants = stretch->wants;
-    const gd_group *group = wants->group;
     uint64_t start = wants->entry.segment;
-    gd_status s = ensure_scratch(group->env, scratch, err);
-    if (s == GD_OK) {
-        s = gd_group_read_data(group, scratch->in,
-                               (size_t)(stretch->end - start), start, err);
-    }
+    GD_TRY(gd_scratch_lend(list, &scratch, err));
+    gd_status s = gd_group_read_data(wants->group, scratch->in,
+                                     (size_t)(stretch->end - start), start,
+                                     err);
     for (size_t i = 0; s == GD_OK && i < stretch->count;) {
         size_t n = gd_plan_segment(wants + i, stretch->count - i);
         s = take_segment(fetch, scratch, wants + i, n,
                          scratch->in + (wants[i].entry.segment - start), err);
         i += n;
     }
+    gd_scratch_return(list, scratch);
     return s;
 }
 
@@ -250,7 +203,7 @@ typedef struct bundle {
 } bundle;
 
 static void
-take_of_bundle(void *arg, size_t task, unsigned worker)
+take_of_bundle(void *arg, size_t task, GD_UNUSED unsigned worker)
 {
     bundle *b = arg;
     gd_error error;
@@ -258,8 +211,7 @@ take_of_bundle(void *arg, size_t task, unsigned worker)
     gd_status s = b->cached
                       ? take_cached(b->fetch, of->wants, of->count,
                                     &b->taken[task], &error)
-                      : take_stretch(b->fetch, &b->fetch->scratch[worker], of,
-                                     &error);
+                      : take_stretch(b->fetch, of, &error);
     if (s != GD_OK && !atomic_flag_test_and_set(&b->failed)) {
         b->status = s;
         if (b->err != NULL) {
@@ -336,7 +288,7 @@ take_from_disk(gd_fetch *fetch, gd_error *err)
     if (plan->count == 0) {
         return GD_OK;
     }
-    gd_status s = ensure_buffers(fetch, err);
+    gd_status s = GD_OK;
     gd_plan_read_ahead(plan->wants, plan->count, plan->asked);
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         uint64_t end;
@@ -356,20 +308,20 @@ take_from_disk(gd_fetch *fetch, gd_error *err)
 /* Reads the spare copy of a block.  Without one, returns `wrong` and keeps its
  * message. */
 static gd_status
-take_spare(gd_fetch *fetch, const gd_want *want, gd_status wrong,
-           gd_error *err)
+take_spare(gd_fetch *fetch, gd_scratch *scratch, const gd_want *want,
+           gd_status wrong, gd_error *err)
 {
     gd_repo *repo = fetch->plan.repo;
     const gd_entry *entry = &want->entry;
     bool found = false;
     gd_status s = gd_spare_read(repo, &want->group->scope,
                                 &entry->fingerprint, entry->plain_length,
-                                entry->checksum, own_scratch(fetch)->in, &found, NULL);
+                                entry->checksum, scratch->in, &found, NULL);
     if (s != GD_OK || !found) {
         return wrong;
     }
     atomic_fetch_add(&repo->counters.spare_reads, 1);
-    return fetch->taker.block(fetch->taker.arg, want, own_scratch(fetch)->in, err);
+    return fetch->taker.block(fetch->taker.arg, want, scratch->in, err);
 }
 
 /* Reads the spare copies of the blocks whose entries are marked as damaged.  A
@@ -379,15 +331,17 @@ static gd_status
 take_damaged(gd_fetch *fetch, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
+    gd_scratch_list *list = &plan->repo->scratch;
+    gd_scratch *scratch = NULL; /* lent to the first damaged block */
     size_t left = 0;
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
         const gd_want want = plan->wants[i];
         gd_status taken = GD_CORRUPT;
         if (want.entry.state == GD_ENTRY_DAMAGED) {
-            s = ensure_buffers(fetch, err);
+            s = scratch == NULL ? gd_scratch_lend(list, &scratch, err) : GD_OK;
             if (s == GD_OK) {
-                taken = take_spare(fetch, &want, GD_CORRUPT, err);
+                taken = take_spare(fetch, scratch, &want, GD_CORRUPT, err);
                 s = taken == GD_CORRUPT ? GD_OK : taken;
             }
         }
@@ -396,6 +350,7 @@ take_damaged(gd_fetch *fetch, gd_error *err)
         }
     }
     plan->count = left;
+    gd_scratch_return(list, scratch);
     return s;
 }
 
@@ -415,11 +370,10 @@ say_damaged(const gd_fetch *fetch, const gd_want *want, gd_status s,
 
 /* Reads one block alone.  *held is the want whose segment was decoded last. */
 static gd_status
-take_block(gd_fetch *fetch, const gd_want *want, const gd_want **held,
-           gd_segment_header *header, gd_error *err)
+take_block(gd_fetch *fetch, gd_scratch *scratch, const gd_want *want,
+           const gd_want **held, gd_segment_header *header, gd_error *err)
 {
     const gd_taker *taker = &fetch->taker;
-    const gd_scratch *scratch = own_scratch(fetch);
     gd_status s = GD_OK;
     if (*held == NULL || (*held)->group != want->group ||
         (*held)->entry.segment != want->entry.segment) {
@@ -427,8 +381,8 @@ take_block(gd_fetch *fetch, const gd_want *want, const gd_want **held,
         gd_plan_count(&fetch->plan, want->group, want->entry.segment,
                       gd_group_segment_end(&want->entry));
         s = gd_group_read_segment(want->group, &want->entry, want->slot,
-                                  scratch->coder, own_scratch(fetch)->in, scratch->plain,
-                                  header, err);
+                                  scratch->coder, scratch->in,
+                                  scratch->plain, header, err);
     }
     if (s == GD_OK) {
         *held = want;
@@ -440,8 +394,9 @@ take_block(gd_fetch *fetch, const gd_want *want, const gd_want **held,
     }
     s = say_damaged(fetch, want, s, err);
     *held = NULL; /* a spare copy is read to where the segment's list is */
-    return s == GD_CORRUPT || s == GD_IO ? take_spare(fetch, want, s, err)
-                                         : s;
+    return s == GD_CORRUPT || s == GD_IO
+               ? take_spare(fetch, scratch, want, s, err)
+               : s;
 }
 
 static gd_status
@@ -450,11 +405,14 @@ take_carefully(gd_fetch *fetch, gd_error *err)
     const gd_plan *plan = &fetch->plan;
     const gd_want *held = NULL;
     gd_segment_header header;
-    GD_TRY(ensure_buffers(fetch, err));
-    for (size_t i = 0; i < plan->count; i++) {
-        GD_TRY(take_block(fetch, &plan->wants[i], &held, &header, err));
+    gd_scratch *scratch;
+    GD_TRY(gd_scratch_lend(&plan->repo->scratch, &scratch, err));
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
+        s = take_block(fetch, scratch, &plan->wants[i], &held, &header, err);
     }
-    return GD_OK;
+    gd_scratch_return(&plan->repo->scratch, scratch);
+    return s;
 }
 
 /* ---- all of it ---- */

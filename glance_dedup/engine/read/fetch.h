@@ -40,19 +40,10 @@ typedef struct gd_taker {
                        gd_error *err);
 } gd_taker;
 
-/* One thread's buffers for reading and decoding, made at first use. */
-typedef struct gd_scratch {
-    gd_coder *coder;
-    uint8_t *in;    /* GD_READ_ONCE and a segment */
-    uint8_t *plain; /* one segment */
-} gd_scratch;
-
 typedef struct gd_fetch {
     gd_plan plan;
     gd_taker taker;
     bool cached; /* take segments from the handle's cache, and put them there */
-    gd_scratch *scratch; /* one for each thread of the pool, and one for the
-                          * caller; also made at first use */
 } gd_fetch;
 
 gd_status gd_fetch_open(gd_fetch *fetch, gd_repo *repo,

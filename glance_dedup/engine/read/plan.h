@@ -82,8 +82,6 @@ void gd_plan_count(const gd_plan *plan, const gd_group *group, uint64_t start,
                    uint64_t end);
 
 enum {
-    /* Small enough for a processor's own cache, where it is then decoded. */
-    GD_READ_ONCE = 256 << 10,
     GD_READ_GAP = 32768, /* bytes that are read over rather than seeked over */
 };
 

@@ -85,6 +85,7 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
                            repo->params.cut_average, repo->params.block_size,
                            err));
     GD_TRY(gd_pool_open(env, repo->params.threads, &repo->pool, err));
+    repo->scratch.most += gd_pool_threads(repo->pool);
     GD_TRY(open_locks(repo, path, err));
     GD_TRY(gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err));
     GD_TRY(gd_segcache_open(env, &repo->segcache, err));
@@ -106,6 +107,7 @@ gd_repo_open(const gd_env *env, const char *path, const gd_params *params,
     repo->params = *params;
     pthread_mutex_init(&repo->mutex, NULL);
     pthread_mutex_init(&repo->features_mutex, NULL);
+    gd_scratch_list_init(&repo->scratch, env, GD_SCRATCH_SPARE);
     gd_groupmap_init(&repo->full, env);
     gd_groupmap_init(&repo->scopes, env);
     gd_status s = open_parts(repo, path, allow_weak_digest, err);
@@ -172,6 +174,7 @@ gd_repo_close(gd_repo *repo)
         gd_locks_close(repo->locks);
     }
     gd_pool_close(env, repo->pool);
+    gd_scratch_list_free(&repo->scratch);
     gd_digest_close(env, repo->digest);
     if (repo->root >= 0) {
         env->close(env, repo->root);

@@ -31,6 +31,7 @@
 #include "engine/format/params.h"
 #include "engine/repo/fpcache.h"
 #include "engine/repo/hintindex.h"
+#include "engine/repo/scratch.h"
 
 /* Counts since the handle was opened. */
 typedef struct gd_counters {
@@ -87,6 +88,7 @@ struct gd_repo {
     gd_locks *locks;
     gd_fpcache *cache;
     struct gd_segcache *segcache; /* decompressed segments, for readers */
+    gd_scratch_list scratch; /* buffers of readers */
     struct gd_spare_index *spares;
     /* NULL: none could be opened, or not yet; duplicates are missed.  Once set
      * it stays, so a thread that saw it may go on using it. */
