@@ -73,12 +73,13 @@ gd_wire_describe(gd_image *image, uint64_t number, uint8_t **out,
     const gd_env *env = image->repo->env;
     *out = NULL;
     GD_TRY(gd_image_extents(image, number, &page, err));
-    gd_status s = gd_plan_open(&plan, image->repo, &image->recipe, err);
-    if (s == GD_OK) {
-        *length = (size_t)description_length(&page);
-        *out = gd_calloc(env, *length, 1, err);
-        s = *out == NULL ? GD_NOMEM : describe_page(&plan, &page, *out, err);
+    *length = (size_t)description_length(&page);
+    *out = gd_calloc(env, *length, 1, err);
+    if (*out == NULL) {
+        return GD_NOMEM;
     }
+    gd_plan_open(&plan, image->repo, &image->recipe);
+    gd_status s = describe_page(&plan, &page, *out, err);
     if (s == GD_CORRUPT) {
         plan.fresh = true; /* a cached file may have been replaced */
         s = describe_page(&plan, &page, *out, err);
@@ -316,11 +317,10 @@ gd_wire_frames(gd_image *image, const gd_range *ranges, size_t count,
     *frames = (gd_frames){.env = env};
     GD_TRY(gd_repo_require_owner(image->repo, err));
     GD_TRY(require_ranges(image, ranges, count, end, err));
-    gd_status s = gd_fetch_open(&fetch, image->repo, &image->recipe,
-                                &taker, err);
-    if (s == GD_OK) {
-        s = fetch_frames(&fetch, &f, ranges, count, err);
-        *end = fetch.plan.full ? fetch.plan.left : *end;
+    gd_fetch_open(&fetch, image->repo, &image->recipe, &taker);
+    gd_status s = fetch_frames(&fetch, &f, ranges, count, err);
+    if (s == GD_OK && fetch.plan.full) {
+        *end = fetch.plan.left;
     }
     gd_fetch_close(&fetch);
     env->release(env, f.plain);

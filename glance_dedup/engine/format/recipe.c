@@ -394,11 +394,31 @@ gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
     return GD_OK;
 }
 
-gd_status
-gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
-                    gd_recipe_page *page, gd_error *err)
+/* Loads a page from the cache or the file. */
+static gd_status
+load_page(const gd_recipe *recipe, uint64_t number, bool fresh,
+          gd_recipe_page *page, gd_error *err)
 {
-    GD_TRY(gd_recipe_read_page(recipe, page->number + 1, page, err));
+    gd_page_cache *cache = recipe->cache;
+    if (cache == NULL || fresh) {
+        if (cache != NULL) {
+            cache->drop(cache, recipe, number);
+        }
+        return gd_recipe_read_page(recipe, number, page, err);
+    }
+    if (cache->get(cache, recipe, number, page)) {
+        return GD_OK;
+    }
+    GD_TRY(gd_recipe_read_page(recipe, number, page, err));
+    cache->keep(cache, recipe, page);
+    return GD_OK;
+}
+
+static gd_status
+load_next(const gd_recipe *recipe, uint64_t offset, bool fresh,
+          gd_recipe_page *page, gd_error *err)
+{
+    GD_TRY(load_page(recipe, page->number + 1, fresh, page, err));
     if (page->extents[0].offset != offset) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: the page at offset %llu does not continue the one "
@@ -409,13 +429,20 @@ gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
 }
 
 gd_status
-gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
-               uint32_t *index, gd_error *err)
+gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
+                    gd_recipe_page *page, gd_error *err)
+{
+    return load_next(recipe, offset, false, page, err);
+}
+
+static gd_status
+seek(const gd_recipe *recipe, uint64_t offset, bool fresh,
+     gd_recipe_page *page, uint32_t *index, gd_error *err)
 {
     uint64_t low = 1, high = gd_recipe_pages(recipe->header.extents);
     while (low <= high) {
         uint64_t middle = low + (high - low) / 2;
-        GD_TRY(gd_recipe_read_page(recipe, middle, page, err));
+        GD_TRY(load_page(recipe, middle, fresh, page, err));
         const gd_extent *last = &page->extents[page->count - 1];
         if (offset < page->extents[0].offset) {
             high = middle - 1;
@@ -435,11 +462,19 @@ gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
                    recipe->name, (unsigned long long)offset);
 }
 
+gd_status
+gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
+               uint32_t *index, gd_error *err)
+{
+    return seek(recipe, offset, false, page, index, err);
+}
+
 void
 gd_extent_cursor_open(gd_extent_cursor *cursor, const gd_recipe *recipe,
                       uint64_t offset, uint64_t length)
 {
     cursor->recipe = recipe;
+    cursor->fresh = false;
     cursor->offset = offset;
     cursor->end = offset + length;
     cursor->page.number = 0;
@@ -451,11 +486,11 @@ gd_extent_cursor_next(gd_extent_cursor *cursor, gd_extent_part *part,
 {
     gd_status s = GD_OK;
     if (cursor->page.number == 0) {
-        s = gd_recipe_seek(cursor->recipe, cursor->offset, &cursor->page,
-                           &cursor->at, err);
+        s = seek(cursor->recipe, cursor->offset, cursor->fresh, &cursor->page,
+                 &cursor->at, err);
     } else if (cursor->at == cursor->page.count) {
-        s = gd_recipe_next_page(cursor->recipe, cursor->offset, &cursor->page,
-                                err);
+        s = load_next(cursor->recipe, cursor->offset, cursor->fresh,
+                      &cursor->page, err);
         cursor->at = 0;
     }
     if (s != GD_OK) {

@@ -104,6 +104,8 @@ gd_status gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
 
 /* ---- reading ---- */
 
+typedef struct gd_page_cache gd_page_cache;
+
 /* An open recipe; immutable, so threads may share it. */
 typedef struct gd_recipe {
     const gd_env *env;
@@ -111,6 +113,9 @@ typedef struct gd_recipe {
     uint64_t inode;
     char name[GD_NAME_SIZE];
     gd_recipe_header header;
+    /* Has pages of committed recipes for their next use.  NULL: all pages are
+     * read from the file. */
+    gd_page_cache *cache;
 } gd_recipe;
 
 /* The number of pages of extents after the header page. */
@@ -134,6 +139,17 @@ typedef struct gd_recipe_page {
     gd_extent extents[GD_EXTENTS_PER_PAGE];
 } gd_recipe_page;
 
+/* A cache of verified pages (metacache.h).  Thread-safe. */
+struct gd_page_cache {
+    /* Copies a page; returns false if the cache does not have it. */
+    bool (*get)(gd_page_cache *cache, const gd_recipe *recipe, uint64_t number,
+                gd_recipe_page *page);
+    void (*keep)(gd_page_cache *cache, const gd_recipe *recipe,
+                 const gd_recipe_page *page);
+    void (*drop)(gd_page_cache *cache, const gd_recipe *recipe,
+                 uint64_t number);
+};
+
 /* Verifies header page and length of the open file fd.  The recipe must be that
  * of image_id; NULL: of any image. */
 gd_status gd_recipe_open(const gd_env *env, int fd, const char *name,
@@ -145,6 +161,7 @@ gd_status gd_recipe_require_scope(const gd_recipe *recipe,
                                   const gd_scope *scope,
                                   const char *group_name,
                                   gd_error *err);
+/* Reads from the file, whatever the cache has. */
 gd_status gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
                               gd_recipe_page *page, gd_error *err);
 /* Loads the page behind this one, which must begin with the byte at offset.
@@ -159,6 +176,7 @@ gd_status gd_recipe_seek(const gd_recipe *recipe, uint64_t offset,
 /* Walks over the extents of a range, in order. */
 typedef struct gd_extent_cursor {
     const gd_recipe *recipe;
+    bool fresh; /* pages are read from the file, and the cache drops them */
     uint64_t offset, end; /* the rest of the range */
     gd_recipe_page page;
     uint32_t at; /* the next extent in the page */
@@ -171,7 +189,8 @@ typedef struct gd_extent_part {
     uint64_t length;
 } gd_extent_part;
 
-/* REQUIRES: the range lies within the image. */
+/* Not fresh; the caller may change that before the first step.
+ * REQUIRES: the range lies within the image. */
 void gd_extent_cursor_open(gd_extent_cursor *cursor, const gd_recipe *recipe,
                            uint64_t offset, uint64_t length);
 /* REQUIRES: cursor->offset < cursor->end. */

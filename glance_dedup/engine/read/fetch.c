@@ -16,17 +16,14 @@ enum {
                         * are not decoded any more */
 };
 
-gd_status
-gd_fetch_open(gd_fetch *fetch, gd_repo *repo,
-              const gd_recipe *recipe, const gd_taker *taker,
-              gd_error *err)
+void
+gd_fetch_open(gd_fetch *fetch, gd_repo *repo, const gd_recipe *recipe,
+              const gd_taker *taker)
 {
-    memset(fetch, 0, sizeof *fetch);
-    gd_status s = gd_plan_open(&fetch->plan, repo, recipe, err);
-    fetch->taker = *taker;
+    *fetch = (gd_fetch){.taker = *taker};
+    gd_plan_open(&fetch->plan, repo, recipe);
     fetch->plan.zeros = taker->zeros;
     fetch->plan.arg = taker->arg;
-    return s;
 }
 
 void

@@ -46,10 +46,8 @@ typedef struct gd_fetch {
     bool cached; /* take segments from the handle's cache, and put them there */
 } gd_fetch;
 
-gd_status gd_fetch_open(gd_fetch *fetch, gd_repo *repo,
-                        const gd_recipe *recipe, const gd_taker *taker,
-                        gd_error *err);
-/* Must also be called after a failed open. */
+void gd_fetch_open(gd_fetch *fetch, gd_repo *repo, const gd_recipe *recipe,
+                   const gd_taker *taker);
 void gd_fetch_close(gd_fetch *fetch);
 
 /* Hands out the blocks of these ranges, in disk order.  If the plan gets full,

@@ -8,6 +8,7 @@
 
 #include "engine/files/spool.h"
 #include "engine/read/fetch.h"
+#include "engine/repo/metacache.h"
 
 enum { WINDOW = 4 << 20 }; /* bytes planned at once */
 
@@ -31,6 +32,7 @@ gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
         return s;
     }
     image->repo = repo;
+    image->recipe.cache = gd_metacache_pages(repo->metacache);
     gd_readahead_open(&image->ahead, repo, &image->recipe);
     *out = image;
     return GD_OK;
@@ -166,12 +168,13 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
     if (s != GD_OK || length == 0) {
         return s;
     }
-    s = gd_fetch_open(&fetch, image->repo, &image->recipe, &taker, err);
+    gd_fetch_open(&fetch, image->repo, &image->recipe, &taker);
     fetch.cached = true;
     while (s == GD_OK && *done < length) {
         size_t here = length - *done < WINDOW ? length - *done : WINDOW;
         w = (window){out + *done, offset + *done};
-        fetch.plan.asked = gd_readahead_read(&image->ahead, w.offset, here);
+        gd_readahead_read(&image->ahead, w.offset, here, &fetch.plan.asked,
+                          &fetch.plan.passing);
         s = gd_fetch_ranges(&fetch, &(gd_range){w.offset, here}, 1, err);
         *done += here;
     }

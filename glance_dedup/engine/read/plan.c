@@ -9,19 +9,15 @@
 
 #include "engine/base/array.h"
 #include "engine/base/coding.h"
+#include "engine/repo/metacache.h"
 
-
-gd_status
-gd_plan_open(gd_plan *plan, gd_repo *repo, const gd_recipe *recipe,
-             gd_error *err)
+void
+gd_plan_open(gd_plan *plan, gd_repo *repo, const gd_recipe *recipe)
 {
     *plan = (gd_plan){.repo = repo,
                       .recipe = recipe,
                       .most = UINT64_MAX,
                       .most_wants = SIZE_MAX};
-    plan->entries =
-        gd_calloc(repo->env, GD_EXTENT_BLOCKS, sizeof *plan->entries, err);
-    return plan->entries == NULL ? GD_NOMEM : GD_OK;
 }
 
 void
@@ -95,19 +91,39 @@ names_a_block(const gd_entry *entry)
     return entry->state == GD_ENTRY_LIVE || entry->state == GD_ENTRY_DAMAGED;
 }
 
-gd_status
-gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **out,
-               gd_error *err)
+static gd_status
+lend_group_of(gd_plan *plan, const gd_extent *extent, gd_group **group,
+              gd_error *err)
+{
+    GD_TRY(lend_group(plan, extent->group, group, err));
+    return gd_recipe_require_scope(plan->recipe, &(*group)->scope,
+                                   (*group)->name, err);
+}
+
+/* Reads the entries into plan->entries. */
+static gd_status
+read_entries(gd_plan *plan, const gd_extent *extent, const gd_group *group,
+             gd_error *err)
+{
+    if (plan->entries == NULL) {
+        plan->entries = gd_alloc(plan->repo->env,
+                                 GD_EXTENT_BLOCKS * sizeof *plan->entries, err);
+        if (plan->entries == NULL) {
+            return GD_NOMEM;
+        }
+    }
+    gd_plan_count(plan, group, gd_entry_offset(extent->slot),
+                  gd_entry_offset(extent->slot + extent->blocks));
+    return gd_group_read_entries(group, extent->slot, extent->blocks,
+                                 plan->entries, err);
+}
+
+/* Verifies that the recipe was committed with plan->entries. */
+static gd_status
+verify_entries(const gd_plan *plan, const gd_extent *extent,
+               const gd_group *group, gd_error *err)
 {
     const char *recipe = plan->recipe->name;
-    GD_TRY(lend_group(plan, extent->group, out, err));
-    GD_TRY(gd_recipe_require_scope(plan->recipe, &(*out)->scope, (*out)->name,
-                                   err));
-    gd_plan_count(plan, *out, gd_entry_offset(extent->slot),
-                  gd_entry_offset(extent->slot + extent->blocks));
-    GD_TRY(gd_group_read_entries(*out, extent->slot, extent->blocks,
-                                 plan->entries, err));
-    const gd_group *group = *out;
     XXH3_state_t state;
     XXH3_64bits_reset(&state);
     uint64_t length = 0;
@@ -137,6 +153,15 @@ gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **out,
                        recipe);
     }
     return GD_OK;
+}
+
+gd_status
+gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **group,
+               gd_error *err)
+{
+    GD_TRY(lend_group_of(plan, extent, group, err));
+    GD_TRY(read_entries(plan, extent, *group, err));
+    return verify_entries(plan, extent, *group, err);
 }
 
 /* ---- ranges ---- */
@@ -170,35 +195,84 @@ add_want(gd_plan *plan, const gd_want *want, gd_error *err)
     return GD_OK;
 }
 
-/* Adds the blocks needed for [from, to) of the extent. */
-static gd_status
-add_blocks(gd_plan *plan, const gd_extent *extent, uint64_t from, uint64_t to,
-           gd_error *err)
-{
+/* The wanted part of an extent. */
+typedef struct stretch {
     gd_group *group;
-    gd_status s = gd_plan_extent(plan, extent, &group, err);
-    uint64_t start = 0; /* of the block, in the extent */
-    for (uint32_t i = 0;
-         s == GD_OK && !plan->full && i < extent->blocks && start < to; i++) {
-        const gd_entry *entry = &plan->entries[i];
-        uint64_t end = start + entry->plain_length;
-        if (end > from) {
-            uint64_t a = from > start ? from : start;
-            uint64_t b = to < end ? to : end;
+    const gd_extent *extent;
+    uint64_t from, to; /* in the extent */
+    gd_cached_extent *cached; /* lent; NULL: plan->entries has the extent */
+} stretch;
+
+static gd_status
+add_blocks(gd_plan *plan, const stretch *part, gd_error *err)
+{
+    gd_status s = GD_OK;
+    const gd_extent *extent = part->extent;
+    const gd_cached_extent *cached = part->cached;
+    uint32_t i = cached == NULL ? 0 : gd_cached_extent_find(cached, part->from);
+    uint64_t start = i == 0 ? 0 : cached->blocks[i - 1].end; /* of the block */
+    for (; s == GD_OK && !plan->full && i < extent->blocks && start < part->to;
+         i++) {
+        gd_want want = {.group = part->group,
+                        .entry = cached == NULL
+                                     ? plan->entries[i]
+                                     : gd_cached_extent_entry(cached, i),
+                        .slot = extent->slot + i};
+        uint64_t end = start + want.entry.plain_length;
+        if (end > part->from) {
+            uint64_t a = part->from > start ? part->from : start;
+            uint64_t b = part->to < end ? part->to : end;
             if (plan->whole && (a != start || b != end)) {
-                return refuse_boundary(plan, extent->offset + from, err);
+                return refuse_boundary(plan, extent->offset + part->from, err);
             }
-            gd_want want = {
-                .group = group,
-                .entry = *entry,
-                .slot = extent->slot + i,
-                .from = (uint32_t)(a - start),
-                .length = (uint32_t)(b - a),
-                .offset = extent->offset + a,
-            };
+            want.from = (uint32_t)(a - start);
+            want.length = (uint32_t)(b - a);
+            want.offset = extent->offset + a;
             s = add_want(plan, &want, err);
         }
         start = end;
+    }
+    return s;
+}
+
+/* Gets what is known of the entries from the cache.  Otherwise reads and
+ * verifies them, for the next read too.  Metadata of a fresh plan is not taken
+ * from the cache, nor put there, since a read that used the cache has failed.
+ * What it used is dropped. */
+static gd_status
+load_extent(gd_plan *plan, stretch *part, gd_error *err)
+{
+    gd_metacache *cache = plan->repo->metacache;
+    const gd_extent *extent = part->extent;
+    bool ends = plan->passing && part->to == extent->length;
+    GD_TRY(lend_group_of(plan, extent, &part->group, err));
+    if (!plan->fresh) {
+        part->cached = gd_metacache_get(cache, part->group, extent);
+    }
+    if (plan->fresh || (part->cached != NULL && ends)) {
+        gd_metacache_drop(cache, part->group, extent);
+    }
+    if (part->cached != NULL) {
+        return GD_OK;
+    }
+    GD_TRY(read_entries(plan, extent, part->group, err));
+    GD_TRY(verify_entries(plan, extent, part->group, err));
+    if (!plan->fresh && !ends) {
+        gd_metacache_keep(cache, part->group, extent, plan->entries);
+    }
+    return GD_OK;
+}
+
+static gd_status
+add_part(gd_plan *plan, const gd_extent_part *of, gd_error *err)
+{
+    stretch part = {.extent = of->extent,
+                    .from = of->from,
+                    .to = of->from + of->length};
+    GD_TRY(load_extent(plan, &part, err));
+    gd_status s = add_blocks(plan, &part, err);
+    if (part.cached != NULL) {
+        gd_metacache_return(plan->repo->metacache, part.cached);
     }
     return s;
 }
@@ -209,6 +283,7 @@ gd_plan_add(gd_plan *plan, gd_range range, gd_error *err)
     gd_extent_cursor cursor;
     gd_status s = GD_OK;
     gd_extent_cursor_open(&cursor, plan->recipe, range.offset, range.length);
+    cursor.fresh = plan->fresh;
     while (s == GD_OK && !plan->full && cursor.offset < cursor.end) {
         gd_extent_part part;
         uint64_t offset = cursor.offset;
@@ -217,8 +292,7 @@ gd_plan_add(gd_plan *plan, gd_range range, gd_error *err)
             break;
         }
         if (part.extent->kind == GD_EXTENT_BLOCKS_KIND) {
-            s = add_blocks(plan, part.extent, part.from,
-                           part.from + part.length, err);
+            s = add_part(plan, &part, err);
         } else if (plan->zeros != NULL) {
             plan->zeros(plan->arg, offset, part.length);
         }
@@ -293,8 +367,9 @@ gd_plan_read_ahead(const gd_want *wants, size_t count, bool asked)
     for (size_t i = 0; i < count;) {
         uint64_t end, start = wants[i].entry.segment;
         const gd_group *group = wants[i].group;
-        i += gd_plan_neighbours(wants + i, count - i, &end);
-        if (group->is_cold || !asked) {
+        size_t n = gd_plan_neighbours(wants + i, count - i, &end);
+        i += n;
+        if (group->is_cold || (!asked && n < count)) {
             gd_group_expect_data(group, start, end - start);
         }
     }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/read/plan.h"
+#include "engine/repo/metacache.h"
 #include "engine/repo/segcache.h"
 
 enum {
@@ -23,6 +24,7 @@ enum {
     /* Bytes that are read over rather than seeked over, if as many are wanted
      * around them.  GD_READ_GAP bytes always are. */
     GAP = 512 << 10,
+    SMALL = 64 << 10,      /* a range that may be read without asking */
     MANY_BLOCKS = 32,      /* from this many on, not each is looked at */
     RECIPE_ONCE = 1 << 20, /* bytes of the recipe */
     /* The kernel may drop the part of a request that exceeds what the device
@@ -436,24 +438,57 @@ choose_span(gd_readahead *ahead, uint64_t offset, uint64_t length)
     return ahead->span;
 }
 
-bool
-gd_readahead_read(gd_readahead *ahead, uint64_t offset, uint64_t length)
+/* Returns whether a range lies in one extent whose entries are cached.  Then it
+ * takes no more than to read its segments. */
+static bool
+is_known(const gd_readahead *ahead, uint64_t offset, uint64_t length)
 {
+    gd_extent_cursor cursor;
+    gd_extent_part part;
+    gd_group *group;
+    gd_repo *repo = ahead->repo;
+    gd_extent_cursor_open(&cursor, ahead->recipe, offset, length);
+    if (gd_extent_cursor_next(&cursor, &part, NULL) != GD_OK ||
+        part.length < length) {
+        return false;
+    }
+    if (part.extent->kind == GD_EXTENT_ZEROS) {
+        return true;
+    }
+    if (gd_fpcache_group(repo->cache, part.extent->group, false, &group,
+                         NULL) != GD_OK) {
+        return false;
+    }
+    bool known = gd_metacache_has(repo->metacache, group, part.extent);
+    gd_fpcache_return_group(repo->cache, group);
+    return known;
+}
+
+void
+gd_readahead_read(gd_readahead *ahead, uint64_t offset, uint64_t length,
+                  bool *asked, bool *sequential)
+{
+    bool known = false;
     pthread_mutex_lock(&ahead->mutex);
     uint64_t most = choose_span(ahead, offset, length);
     if (most > 0) {
-        uint64_t from = ahead->end;
+        uint64_t from = ahead->end, to = offset + length;
         bool reading_on = ahead->span > 0;
-        uint64_t until =
-            reading_on ? ahead->recipe->header.size : offset + length;
+        uint64_t until = reading_on ? ahead->recipe->header.size : to;
         ahead->busy = true;
         pthread_mutex_unlock(&ahead->mutex);
-        uint64_t to = go_ahead(ahead, from, until, most, reading_on);
+        known = !reading_on && length <= SMALL &&
+                is_known(ahead, offset, length);
+        if (!known) {
+            to = go_ahead(ahead, from, until, most, reading_on);
+        }
         pthread_mutex_lock(&ahead->mutex);
         ahead->end = to;
         ahead->busy = false;
     }
-    bool asked = offset >= ahead->start && offset + length <= ahead->end;
+    *asked = !known && offset >= ahead->start &&
+             offset + length <= ahead->end;
+    *sequential = ahead->span > 0 && offset > ahead->start &&
+                  offset <= ahead->end;
     pthread_mutex_unlock(&ahead->mutex);
-    return asked;
 }

@@ -7,8 +7,10 @@
  * verify.  So nothing is verified here, and no failure here is an error.  A
  * sequential reader gets further ahead with each step: up to 32 MiB of blocks,
  * or 128 MiB if the blocks lie scattered.  For a random reader only the range
- * itself is asked for.  Slices of cold groups are announced instead (slices.h),
- * in the order of the image.
+ * itself is asked for.  Not even that, if the range is small and lies in one
+ * extent whose entries are cached (metacache.h): it takes no more than to read
+ * the segments.  Slices of cold groups are announced instead (slices.h), in the
+ * order of the image.
  *
  * What is asked for is what a disk with a head has to do, so it is counted here
  * (seeks.h).
@@ -41,9 +43,11 @@ void gd_readahead_open(gd_readahead *ahead, gd_repo *repo,
                        const gd_recipe *recipe);
 void gd_readahead_close(gd_readahead *ahead);
 
-/* Must be called before a range is read.  Returns true if all that the range
- * needs was asked for, now or before.
+/* Must be called before a range is read.  *asked: all that the range needs was
+ * asked for, now or before.  *sequential: the range follows what was read before
+ * it.
  * REQUIRES: the range lies within the image. */
-bool gd_readahead_read(gd_readahead *ahead, uint64_t offset, uint64_t length);
+void gd_readahead_read(gd_readahead *ahead, uint64_t offset, uint64_t length,
+                       bool *asked, bool *sequential);
 
 #endif

@@ -10,6 +10,7 @@
 #include "engine/files/file.h"
 #include "engine/files/freespace.h"
 #include "engine/format/names.h"
+#include "engine/repo/metacache.h"
 #include "engine/repo/segcache.h"
 #include "engine/repo/spareindex.h"
 
@@ -89,6 +90,7 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
     GD_TRY(open_locks(repo, path, err));
     GD_TRY(gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err));
     GD_TRY(gd_segcache_open(env, &repo->segcache, err));
+    GD_TRY(gd_metacache_open(env, GD_METACACHE_BUDGET, &repo->metacache, err));
     return gd_spare_index_open(env, repo->root, &repo->params, &repo->spares,
                                err);
 }
@@ -166,6 +168,9 @@ gd_repo_close(gd_repo *repo)
     }
     if (repo->segcache != NULL) {
         gd_segcache_close(repo->segcache);
+    }
+    if (repo->metacache != NULL) {
+        gd_metacache_close(repo->metacache);
     }
     if (repo->cache != NULL) {
         gd_fpcache_close(repo->cache);

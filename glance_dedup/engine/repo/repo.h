@@ -88,6 +88,7 @@ struct gd_repo {
     gd_locks *locks;
     gd_fpcache *cache;
     struct gd_segcache *segcache; /* decompressed segments, for readers */
+    struct gd_metacache *metacache; /* verified metadata, likewise */
     gd_scratch_list scratch; /* buffers of readers */
     struct gd_spare_index *spares;
     /* NULL: none could be opened, or not yet; duplicates are missed.  Once set

@@ -176,10 +176,8 @@ gd_add_runs(gd_ingest *intake, gd_image *source, gd_range range,
 {
     const gd_env *env = intake->repo->env;
     adding a = {.intake = intake, .source = source, .stored = stored};
-    gd_status s = gd_plan_open(&a.plan, intake->repo, &source->recipe, err);
-    if (s == GD_OK) {
-        s = add_range(&a, range, err);
-    }
+    gd_plan_open(&a.plan, intake->repo, &source->recipe);
+    gd_status s = add_range(&a, range, err);
     gd_plan_close(&a.plan);
     env->release(env, a.buffer);
     return s;
