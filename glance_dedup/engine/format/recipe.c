@@ -440,14 +440,23 @@ seek(const gd_recipe *recipe, uint64_t offset, bool fresh,
      gd_recipe_page *page, uint32_t *index, gd_error *err)
 {
     uint64_t low = 1, high = gd_recipe_pages(recipe->header.extents);
-    while (low <= high) {
-        uint64_t middle = low + (high - low) / 2;
-        GD_TRY(load_page(recipe, middle, fresh, page, err));
+    uint64_t start = 0, end = recipe->header.size; /* of pages low to high */
+    for (unsigned tries = 1; low <= high; tries++) {
+        /* Mostly the pages have about as many bytes each.  Every fourth time, the
+         * middle one keeps the search short if they do not. */
+        uint64_t pages = high - low + 1;
+        uint64_t number =
+            low + (tries % 4 == 0 ? pages / 2
+                                  : (offset - start) /
+                                        ((end - start) / pages + 1));
+        GD_TRY(load_page(recipe, number, fresh, page, err));
         const gd_extent *last = &page->extents[page->count - 1];
         if (offset < page->extents[0].offset) {
-            high = middle - 1;
+            high = number - 1;
+            end = page->extents[0].offset;
         } else if (offset >= last->offset + last->length) {
-            low = middle + 1;
+            low = number + 1;
+            start = last->offset + last->length;
         } else {
             uint32_t at = 0;
             while (offset - page->extents[at].offset >=
