@@ -29,9 +29,11 @@ Then each image becomes a file, on the same disk and durable: by ``cp`` and
 repository, cold and warm.
 
 Then ``--ranges`` blocks of 4 KiB are read from each image, at random places
-that are not zeros: the milliseconds of the median one and of the slowest of a
+that are not zeros: the microseconds of the median one and of the slowest of a
 hundred, from the file and from each repository, cold (the page cache has
-nothing of any at first) and warm (once more). ``--ranges 0`` leaves it out.
+nothing of any at first), warm (once more), and hot (once more, with the cache
+of decompressed segments); and how many system calls that read each of them
+took. ``--ranges 0`` leaves it out.
 
 Then ``--storm`` versions of the first image are read at once, as when many
 servers are booted: by as many ``cat`` from plain files, by threads from each
@@ -50,6 +52,7 @@ import sys
 import time
 
 import common
+from common import GIB
 from common import MIB
 from common import timed
 import disk
@@ -251,46 +254,69 @@ def random_places(path: str, count: int, seed: int) -> list[int]:
     return places
 
 
-def each_timed(read: Callable[[memoryview, int], object],
-               places: list[int]) -> list[float]:
-    """Return milliseconds of each read of a block."""
-    view, spent = memoryview(bytearray(BLOCK)), []
-    for offset in places:
-        began = time.perf_counter()
-        read(view, offset)
-        spent.append((time.perf_counter() - began) * 1e3)
-    return spent
+def read_calls() -> int:
+    """Return how many read calls this process has made."""
+    with open('/proc/self/io') as f:
+        return next(int(line.split()[1]) for line in f
+                    if line.startswith('syscr:'))
+
+
+class Turn:
+    """Reads of single blocks: microseconds of each, read calls of all."""
+
+    def __init__(self) -> None:
+        self.spent: list[float] = []
+        self.calls = 0
+
+    def add(self, read: Callable[[memoryview, int], object],
+            places: list[int]) -> None:
+        view = memoryview(bytearray(BLOCK))
+        before = read_calls()
+        for offset in places:
+            began = time.perf_counter()
+            read(view, offset)
+            self.spent.append((time.perf_counter() - began) * 1e6)
+        self.calls += read_calls() - before
+
+    def show(self, table: common.Table, turn: str, name: str) -> None:
+        cuts = statistics.quantiles(self.spent, n=100)
+        of = 'warm' if turn == 'hot' else turn
+        for percent in (50, 99):
+            where = f'p{percent}: '
+            table.figure(f'4 KiB, {turn}, {where}{name}', cuts[percent - 1],
+                         'us', None if name == 'pread' else
+                         f'4 KiB, {of}, {where}pread')
+        table.figure(f'4 KiB, {turn}, calls: {name}',
+                     self.calls / len(self.spent), 'each')
 
 
 def small_ranges(table: common.Table, stored: list[Stored],
                  plain: list[str], count: int, seed: int) -> None:
     places = [random_places(path, count, seed) for path in plain]
-
-    def show(name: str, spent: list[list[float]]) -> None:
-        for turn, one in zip(('cold', 'warm'), spent):
-            cuts = statistics.quantiles(one, n=100)
-            for percent in (50, 99):
-                where = f'4 KiB, {turn}, p{percent}: '
-                table.figure(where + name, cuts[percent - 1], 'ms',
-                             None if name == 'pread' else where + 'pread')
-
+    cold, warm = Turn(), Turn()
     disk.forget(*plain)
-    spent: list[list[float]] = [[], []]
     for path, offsets in zip(plain, places):
         with open(path, 'rb', buffering=0) as f:
-            for turn in spent:
-                turn += each_timed(lambda view, offset, f=f: os.preadv(
+            for turn in (cold, warm):
+                turn.add(lambda view, offset, f=f: os.preadv(
                     f.fileno(), [view], offset), offsets)
-    show('pread', spent)
+    cold.show(table, 'cold', 'pread')
+    warm.show(table, 'warm', 'pread')
     for one in stored:
         disk.forget(one.path)
-        spent = [[], []]
+        cold, warm, filling, hot = Turn(), Turn(), Turn(), Turn()
         with one.open() as repo:
             for i, offsets in enumerate(places):
                 with repo.open_image(f'image-{i}') as image:
-                    for turn in spent:
-                        turn += each_timed(image.readinto, offsets)
-        show(one.name, spent)
+                    for turn in (cold, warm):
+                        turn.add(image.readinto, offsets)
+                    repo.handle().set_segment_cache(GIB)
+                    for turn in (filling, hot):
+                        turn.add(image.readinto, offsets)
+                    repo.handle().set_segment_cache(0)
+        cold.show(table, 'cold', one.name)
+        warm.show(table, 'warm', one.name)
+        hot.show(table, 'hot', one.name)
 
 
 # -- many at once -------------------------------------------------------------
