@@ -101,7 +101,8 @@ CHANGE_NOTHING = {
     'free_space', 'lock', 'is_locked', 'list', 'start_writeback',
     'start_readahead',
     'drop_cache', 'mmap_shared', 'use_large_pages', 'munmap', 'random',
-    'getpid', 'geteuid', 'now', 'monotonic_ns', 'thread_ns', 'sleep_ms',
+    'descriptor_limit', 'getpid', 'geteuid', 'now', 'monotonic_ns',
+    'thread_ns', 'sleep_ms',
     'alloc', 'release'}
 
 

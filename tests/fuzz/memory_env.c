@@ -665,6 +665,13 @@ memory_getpid(const gd_env *env)
     return 1000;
 }
 
+static uint64_t
+memory_descriptor_limit(const gd_env *env)
+{
+    (void)env;
+    return 1024;
+}
+
 static uid_t
 memory_geteuid(const gd_env *env)
 {
@@ -720,7 +727,7 @@ memory_release(const gd_env *env, void *memory)
 /* ---- the environment itself ---- */
 
 /* A call that is new in env.h would be missing here. */
-_Static_assert(sizeof(gd_env) == 38 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 39 * sizeof(void (*)(void)),
                "memory_env_init fills the whole table");
 
 void
@@ -757,6 +764,7 @@ memory_env_init(memory_env *m)
     m->env.use_large_pages = memory_use_large_pages;
     m->env.munmap = memory_munmap;
     m->env.random = memory_random;
+    m->env.descriptor_limit = memory_descriptor_limit;
     m->env.getpid = memory_getpid;
     m->env.geteuid = memory_geteuid;
     m->env.now = memory_now;

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <time.h>
@@ -360,6 +361,13 @@ posix_random(GD_UNUSED const gd_env *env, void *buf, size_t len)
     return 0;
 }
 
+static uint64_t
+posix_descriptor_limit(GD_UNUSED const gd_env *env)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) < 0 ? 0 : limit.rlim_cur;
+}
+
 static pid_t
 posix_getpid(GD_UNUSED const gd_env *env)
 {
@@ -452,6 +460,7 @@ gd_env_posix(void)
         .use_large_pages = posix_use_large_pages,
         .munmap = posix_munmap,
         .random = posix_random,
+        .descriptor_limit = posix_descriptor_limit,
         .getpid = posix_getpid,
         .geteuid = posix_geteuid,
         .now = posix_now,

@@ -98,6 +98,9 @@ struct gd_env {
     void (*use_large_pages)(const gd_env *env, void *address, size_t length);
     int (*munmap)(const gd_env *env, void *address, size_t length);
     int (*random)(const gd_env *env, void *buf, size_t len);
+    /* The number of descriptors that this process may have open; 0 if that is
+     * not known. */
+    uint64_t (*descriptor_limit)(const gd_env *env);
     pid_t (*getpid)(const gd_env *env);
     uid_t (*geteuid)(const gd_env *env);
     int64_t (*now)(const gd_env *env); /* seconds since the epoch */

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "engine/base/env.h"
+#include "engine/base/lru.h"
 #include "engine/base/status.h"
 #include "engine/files/locks.h"
 #include "engine/files/slices.h"
@@ -20,6 +21,7 @@
 #include "engine/format/segment.h"
 
 typedef struct gd_group {
+    gd_lru_item item; /* the cache's own (fpcache.h) */
     const gd_env *env;
     int fd;      /* has the locks; written to */
     int content; /* read from: fd, or, on a shared file system, an open file
@@ -33,8 +35,6 @@ typedef struct gd_group {
     const struct gd_slices *slices; /* params->slices */
     gd_scope scope; /* the scope of all its fingerprints */
     gd_entry_bounds bounds;
-    unsigned users;   /* guarded by the cache's mutex */
-    uint64_t used_at; /* likewise; for the LRU order */
 } gd_group;
 
 /* Returns where an entry's segment ends in the file. */

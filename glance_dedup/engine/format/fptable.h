@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "engine/base/env.h"
+#include "engine/base/lru.h"
 #include "engine/base/status.h"
 #include "engine/format/fingerprint.h"
 
@@ -105,6 +106,7 @@ void gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE],
  * could give all fingerprints one place, and each look-up would pass all of
  * them. */
 typedef struct gd_fptable {
+    gd_lru_item item; /* the cache's own (fpcache.h) */
     uint32_t group;
     uint32_t count;
     /* Identity of the file and record it was loaded from (group.h). */
@@ -114,8 +116,6 @@ typedef struct gd_fptable {
     uint32_t *index;
     uint32_t mask;                /* places in the index, less one */
     uint64_t key[6];              /* gd_fptable_bits */
-    unsigned users;               /* guarded by the cache's mutex */
-    uint64_t used_at;             /* likewise: for the LRU order */
 } gd_fptable;
 
 /* Builds a store from raw, the sectors of slots [0, count).  Leaves out entries

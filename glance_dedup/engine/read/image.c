@@ -23,7 +23,7 @@ gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
     if (image == NULL) {
         return GD_NOMEM;
     }
-    gd_fpcache_drop_removed(repo->cache);
+    gd_fpcache_drop_some_removed(repo->cache);
     gd_status s = gd_spool_open_recipe(repo->env, repo->root, &repo->params,
                                        image_id, upload_id, &image->recipe,
                                        err);

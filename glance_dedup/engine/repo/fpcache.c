@@ -5,21 +5,36 @@
 #include "engine/repo/fpcache.h"
 
 #include <pthread.h>
-#include <string.h>
+
+#include "engine/base/lru.h"
+
+enum { AT_ONCE = 64 }; /* files that are checked */
 
 struct gd_fpcache {
     const gd_env *env;
     int root;
     const gd_params *params;
-    pthread_mutex_t mutex; /* guards all fields below, and users and used_at */
-    uint64_t clock;
-    gd_group *groups[GD_CACHED_GROUPS];
-    gd_fptable *stores[GD_CACHED_STORES];
+    gd_lru groups; /* each weighs 1 */
+    gd_lru stores; /* likewise */
+    pthread_mutex_t mutex; /* guards the next one */
+    size_t place; /* where gd_fpcache_drop_some_removed goes on */
 };
+
+static void
+close_group(GD_UNUSED const gd_env *env, void *group)
+{
+    gd_group_close(group);
+}
+
+static void
+free_store(const gd_env *env, void *store)
+{
+    gd_fptable_free(env, store);
+}
 
 gd_status
 gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
-                gd_fpcache **out, gd_error *err)
+                uint64_t groups, gd_fpcache **out, gd_error *err)
 {
     gd_fpcache *cache = gd_calloc(env, 1, sizeof *cache, err);
     if (cache == NULL) {
@@ -28,6 +43,8 @@ gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
     cache->env = env;
     cache->root = root;
     cache->params = params;
+    gd_lru_init(&cache->groups, env, close_group, groups);
+    gd_lru_init(&cache->stores, env, free_store, GD_CACHED_STORES);
     pthread_mutex_init(&cache->mutex, NULL);
     *out = cache;
     return GD_OK;
@@ -37,76 +54,19 @@ void
 gd_fpcache_close(gd_fpcache *cache)
 {
     const gd_env *env = cache->env;
-    for (int i = 0; i < GD_CACHED_GROUPS; i++) {
-        if (cache->groups[i] != NULL) {
-            gd_group_close(cache->groups[i]);
-        }
-    }
-    for (int i = 0; i < GD_CACHED_STORES; i++) {
-        if (cache->stores[i] != NULL) {
-            gd_fptable_free(env, cache->stores[i]);
-        }
-    }
+    gd_lru_free(&cache->groups);
+    gd_lru_free(&cache->stores);
     pthread_mutex_destroy(&cache->mutex);
     env->release(env, cache);
 }
 
+static gd_lru_key
+key_of(uint32_t number)
+{
+    return (gd_lru_key){{number}};
+}
+
 /* ---- open files ---- */
-
-/* The place of the group, or a free one, or the least recently used one; -1 if
- * all are lent. */
-static int
-group_place(const gd_fpcache *cache, uint32_t number)
-{
-    int best = -1;
-    for (int i = 0; i < GD_CACHED_GROUPS; i++) {
-        const gd_group *group = cache->groups[i];
-        if (group != NULL && group->number == number) {
-            return i;
-        }
-        if (group == NULL) {
-            best = i;
-        } else if (group->users == 0 &&
-                   (best < 0 || (cache->groups[best] != NULL &&
-                                 group->used_at <
-                                     cache->groups[best]->used_at))) {
-            best = i;
-        }
-    }
-    return best;
-}
-
-static gd_group *
-lend_cached_group(gd_fpcache *cache, uint32_t number)
-{
-    int place = group_place(cache, number);
-    gd_group *group = place < 0 ? NULL : cache->groups[place];
-    if (group == NULL || group->number != number) {
-        return NULL;
-    }
-    group->users++;
-    group->used_at = ++cache->clock;
-    return group;
-}
-
-/* Keeps a newly opened file if there is room for it.  On a shared file system,
- * one that was opened for fresh bytes is not kept: an open file may show later
- * the bytes that it shows now (N13.2), and is read beside the page cache. */
-static void
-keep_group(gd_fpcache *cache, gd_group *group, bool fresh)
-{
-    int place = group_place(cache, group->number);
-    group->users = 1;
-    group->used_at = ++cache->clock;
-    if (place < 0 || (fresh && cache->params->shared) || (cache->groups[place] != NULL &&
-                      cache->groups[place]->number == group->number)) {
-        return; /* all are lent, or another thread was faster */
-    }
-    if (cache->groups[place] != NULL) {
-        gd_group_close(cache->groups[place]);
-    }
-    cache->groups[place] = group;
-}
 
 /* The name may lead to another file now, and an open file may show what this
  * host remembers of it.  So the name is asked for, and the file is opened
@@ -115,17 +75,9 @@ static gd_status
 forget_group(gd_fpcache *cache, uint32_t number, gd_error *err)
 {
     char name[GD_NAME_SIZE];
+    gd_lru_key key = key_of(number);
     gd_names_group(number, name);
-    pthread_mutex_lock(&cache->mutex);
-    int place = group_place(cache, number);
-    gd_group *group = place < 0 ? NULL : cache->groups[place];
-    if (group != NULL && group->number == number) {
-        cache->groups[place] = NULL; /* closed by its last user */
-        if (group->users == 0) {
-            gd_group_close(group);
-        }
-    }
-    pthread_mutex_unlock(&cache->mutex);
+    gd_lru_drop_key(&cache->groups, &key);
     int rc = cache->env->renew(cache->env, cache->root, name);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot look up %s again", name)
                   : GD_OK;
@@ -135,147 +87,118 @@ gd_status
 gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
                  gd_group **group, gd_error *err)
 {
-    gd_status s = GD_OK;
+    gd_lru_key key = key_of(number);
     *group = NULL;
     if (fresh) {
-        s = forget_group(cache, number, err);
+        GD_TRY(forget_group(cache, number, err));
     } else {
-        pthread_mutex_lock(&cache->mutex);
-        *group = lend_cached_group(cache, number);
-        pthread_mutex_unlock(&cache->mutex);
+        *group = gd_lru_get(&cache->groups, &key);
     }
-    if (s != GD_OK || *group != NULL) {
-        return s;
+    if (*group != NULL) {
+        return GD_OK;
     }
-    s = fresh ? gd_group_open(cache->env, cache->root, cache->params, number,
-                              O_RDONLY, group, err)
-              : gd_group_open_cached(cache->env, cache->root, cache->params,
-                                     number, group, err);
-    if (s == GD_OK) {
-        pthread_mutex_lock(&cache->mutex);
-        keep_group(cache, *group, fresh);
-        pthread_mutex_unlock(&cache->mutex);
+    GD_TRY(fresh ? gd_group_open(cache->env, cache->root, cache->params,
+                                 number, O_RDONLY, group, err)
+                 : gd_group_open_cached(cache->env, cache->root,
+                                        cache->params, number, group, err));
+    gd_lru_begin(&(*group)->item);
+    /* On a shared file system, a file that was opened for fresh bytes is not
+     * kept: an open file may show later the bytes that it shows now (N13.2), and
+     * is read beside the page cache. */
+    if (!fresh || !cache->params->shared) {
+        gd_lru_keep(&cache->groups, &key, 1, *group);
     }
-    return s;
-}
-
-static bool
-is_kept_group(const gd_fpcache *cache, const gd_group *group)
-{
-    for (int i = 0; i < GD_CACHED_GROUPS; i++) {
-        if (cache->groups[i] == group) {
-            return true;
-        }
-    }
-    return false;
+    return GD_OK;
 }
 
 void
 gd_fpcache_return_group(gd_fpcache *cache, gd_group *group)
 {
-    pthread_mutex_lock(&cache->mutex);
-    bool last = --group->users == 0 && !is_kept_group(cache, group);
-    pthread_mutex_unlock(&cache->mutex);
-    if (last) {
-        gd_group_close(group);
+    gd_lru_return(&cache->groups, group);
+}
+
+/* If a server has lost the file, it may not even report that. */
+static bool
+is_removed(const gd_env *env, const gd_group *group)
+{
+    struct stat st;
+    return env->fstat(env, group->fd, &st) < 0 || st.st_nlink == 0;
+}
+
+/* Returns the walk's groups, except those that are gone. */
+static void
+drop_removed(gd_fpcache *cache, void **groups, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (is_removed(cache->env, groups[i])) {
+            gd_lru_drop(&cache->groups, groups[i]);
+        }
+        gd_lru_return(&cache->groups, groups[i]);
     }
 }
 
 void
 gd_fpcache_drop_removed(gd_fpcache *cache)
 {
-    struct stat st;
+    void *groups[AT_ONCE];
+    size_t place = 0;
+    do {
+        size_t count = gd_lru_walk(&cache->groups, &place, groups, AT_ONCE);
+        drop_removed(cache, groups, count);
+    } while (place != 0);
+}
+
+void
+gd_fpcache_drop_some_removed(gd_fpcache *cache)
+{
+    void *groups[AT_ONCE];
     pthread_mutex_lock(&cache->mutex);
-    for (int i = 0; i < GD_CACHED_GROUPS; i++) {
-        gd_group *group = cache->groups[i];
-        /* If a server has lost the file, it may not even report that. */
-        if (group != NULL && group->users == 0 &&
-            (cache->env->fstat(cache->env, group->fd, &st) < 0 ||
-             st.st_nlink == 0)) {
-            cache->groups[i] = NULL;
-            gd_group_close(group);
-        }
-    }
+    size_t count =
+        gd_lru_walk(&cache->groups, &cache->place, groups, AT_ONCE);
     pthread_mutex_unlock(&cache->mutex);
+    drop_removed(cache, groups, count);
 }
 
 /* ---- fingerprint stores ---- */
-
-static int
-store_place(const gd_fpcache *cache, uint32_t number)
-{
-    int best = -1;
-    for (int i = 0; i < GD_CACHED_STORES; i++) {
-        const gd_fptable *store = cache->stores[i];
-        if (store != NULL && store->group == number) {
-            return i;
-        }
-        if (store == NULL) {
-            best = i;
-        } else if (store->users == 0 &&
-                   (best < 0 || (cache->stores[best] != NULL &&
-                                 store->used_at <
-                                     cache->stores[best]->used_at))) {
-            best = i;
-        }
-    }
-    return best;
-}
 
 static gd_fptable *
 lend_cached_store(gd_fpcache *cache, const gd_group *group,
                   const gd_published *record)
 {
-    int place = store_place(cache, group->number);
-    gd_fptable *store = place < 0 ? NULL : cache->stores[place];
-    if (store == NULL || store->group != group->number) {
-        return NULL;
+    gd_lru_key key = key_of(group->number);
+    gd_fptable *store = gd_lru_get(&cache->stores, &key);
+    if (store != NULL && !gd_group_is_table(group, record, store)) {
+        gd_lru_drop(&cache->stores, store);
+        gd_lru_return(&cache->stores, store);
+        store = NULL;
     }
-    if (!gd_group_is_table(group, record, store)) {
-        cache->stores[place] = NULL; /* freed by its last user */
-        if (store->users == 0) {
-            gd_fptable_free(cache->env, store);
-        }
-        return NULL;
-    }
-    store->users++;
-    store->used_at = ++cache->clock;
     return store;
-}
-
-static void
-keep_store(gd_fpcache *cache, gd_fptable *store)
-{
-    int place = store_place(cache, store->group);
-    store->users = 1;
-    store->used_at = ++cache->clock;
-    if (place < 0 || (cache->stores[place] != NULL &&
-                      cache->stores[place]->group == store->group)) {
-        return;
-    }
-    if (cache->stores[place] != NULL) {
-        gd_fptable_free(cache->env, cache->stores[place]);
-    }
-    cache->stores[place] = store;
 }
 
 void
 gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number)
 {
     gd_group *group;
-    pthread_mutex_lock(&cache->mutex);
-    int place = store_place(cache, number);
-    bool cached = place >= 0 && cache->stores[place] != NULL &&
-                  cache->stores[place]->group == number;
-    pthread_mutex_unlock(&cache->mutex);
+    gd_lru_key key = key_of(number);
     /* On a shared file system it will be read beside the page cache. */
-    if (!cached && !cache->params->shared &&
+    if (!cache->params->shared && !gd_lru_has(&cache->stores, &key) &&
         gd_fpcache_group(cache, number, false, &group, NULL) == GD_OK) {
         cache->env->start_readahead(cache->env, group->fd, 0,
                                     gd_fptable_data_start(
                                         group->bounds.slots));
         gd_fpcache_return_group(cache, group);
     }
+}
+
+static gd_status
+load_store(gd_fpcache *cache, const gd_group *group,
+           const gd_published *record, gd_fptable **store, gd_error *err)
+{
+    gd_lru_key key = key_of(group->number);
+    GD_TRY(gd_group_load_table(group, record, store, err));
+    gd_lru_begin(&(*store)->item);
+    gd_lru_keep(&cache->stores, &key, 1, *store);
+    return GD_OK;
 }
 
 gd_status
@@ -288,41 +211,18 @@ gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fptable **store,
     GD_TRY(gd_fpcache_group(cache, number, true, &group, err));
     gd_status s = gd_group_read_published(group, &record, err);
     if (s == GD_OK) {
-        pthread_mutex_lock(&cache->mutex);
         *store = lend_cached_store(cache, group, &record);
-        pthread_mutex_unlock(&cache->mutex);
-        if (*store == NULL) {
-            *cold = true;
-            s = gd_group_load_table(group, &record, store, err);
-            if (s == GD_OK) {
-                pthread_mutex_lock(&cache->mutex);
-                keep_store(cache, *store);
-                pthread_mutex_unlock(&cache->mutex);
-            }
+        *cold = *store == NULL;
+        if (*cold) {
+            s = load_store(cache, group, &record, store, err);
         }
     }
     gd_fpcache_return_group(cache, group);
     return s;
 }
 
-static bool
-is_kept_store(const gd_fpcache *cache, const gd_fptable *store)
-{
-    for (int i = 0; i < GD_CACHED_STORES; i++) {
-        if (cache->stores[i] == store) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void
 gd_fpcache_return_store(gd_fpcache *cache, gd_fptable *store)
 {
-    pthread_mutex_lock(&cache->mutex);
-    bool last = --store->users == 0 && !is_kept_store(cache, store);
-    pthread_mutex_unlock(&cache->mutex);
-    if (last) {
-        gd_fptable_free(cache->env, store);
-    }
+    gd_lru_return(&cache->stores, store);
 }

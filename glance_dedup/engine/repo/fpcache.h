@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fpcache.h - what a process keeps at hand of the groups: open files and loaded
- * fingerprint stores, each in a bounded LRU.
+ * fingerprint stores, each in a bounded LRU (lru.h).
  *
  * The cache lends both by reference count.  All transactions and readers of the
- * handle share them.  Thread-safe.
+ * handle share them.  Thread-safe.  No file is opened, closed or examined under
+ * a lock.
  */
 #ifndef GD_FPCACHE_H
 #define GD_FPCACHE_H
@@ -15,14 +16,14 @@
 #include "engine/format/fptable.h"
 
 enum {
-    GD_CACHED_GROUPS = 64,
     GD_CACHED_STORES = 8, /* 1.2 MiB each with 32,768 slots */
 };
 
 typedef struct gd_fpcache gd_fpcache;
 
+/* groups: the number of files that stay open when nobody uses them. */
 gd_status gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
-                          gd_fpcache **cache, gd_error *err);
+                          uint64_t groups, gd_fpcache **cache, gd_error *err);
 /* REQUIRES: nothing lent. */
 void gd_fpcache_close(gd_fpcache *cache);
 
@@ -37,6 +38,9 @@ void gd_fpcache_return_group(gd_fpcache *cache, gd_group *group);
 /* Closes files whose names are gone, by collection or rewriting.  While they
  * are open, the disk does not get their space back. */
 void gd_fpcache_drop_removed(gd_fpcache *cache);
+/* The same for up to 64 files, those behind the ones of the last call.  For
+ * callers that are in a hurry. */
+void gd_fpcache_drop_some_removed(gd_fpcache *cache);
 
 /* Asks the disk to begin reading the group's store, unless one is cached. */
 void gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number);

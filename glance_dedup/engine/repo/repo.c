@@ -88,7 +88,9 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
     GD_TRY(gd_pool_open(env, repo->params.threads, &repo->pool, err));
     repo->scratch.most += gd_pool_threads(repo->pool);
     GD_TRY(open_locks(repo, path, err));
-    GD_TRY(gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err));
+    GD_TRY(gd_fpcache_open(env, repo->root, &repo->params,
+                           gd_repo_kept_open(repo, GD_GROUPS_SHARE),
+                           &repo->cache, err));
     GD_TRY(gd_segcache_open(env, &repo->segcache, err));
     GD_TRY(gd_metacache_open(env, GD_METACACHE_BUDGET, &repo->metacache, err));
     return gd_spare_index_open(env, repo->root, &repo->params, &repo->spares,
@@ -201,6 +203,14 @@ gd_repo_require_owner(const gd_repo *repo, gd_error *err)
                        (long)repo->owner);
     }
     return GD_OK;
+}
+
+uint64_t
+gd_repo_kept_open(const gd_repo *repo, unsigned share)
+{
+    uint64_t count = repo->env->descriptor_limit(repo->env) / share;
+    count = count > GD_KEPT_OPEN_MIN ? count : GD_KEPT_OPEN_MIN;
+    return count < GD_KEPT_OPEN_MAX ? count : GD_KEPT_OPEN_MAX;
 }
 
 gd_status

@@ -107,6 +107,16 @@ struct gd_repo {
     atomic_uint used_features; /* bits; this handle made them durable */
 };
 
+/* Files that a cache may keep open when nobody uses them. */
+enum {
+    GD_KEPT_OPEN_MIN = 64,
+    GD_KEPT_OPEN_MAX = 2048,
+    /* Shares of the process's descriptors: for the groups of a handle, and for
+     * the parts of each volume. */
+    GD_GROUPS_SHARE = 8,
+    GD_PARTS_SHARE = 16,
+};
+
 /* Opens the repository in the directory path.  It has no index yet: only
  * storing needs one.  params are copied.
  *
@@ -130,6 +140,9 @@ gd_status gd_repo_attach_store(gd_repo *repo, gd_kv_backend backend,
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */
 gd_status gd_repo_require_owner(const gd_repo *repo, gd_error *err);
+
+/* The number of files that a cache with this share may keep open. */
+uint64_t gd_repo_kept_open(const gd_repo *repo, unsigned share);
 
 /* Called before the first byte that only programs with the feature understand:
  * sets it durably (N15.1).  Costs nothing once this handle has done so. */

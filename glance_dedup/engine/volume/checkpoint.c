@@ -279,6 +279,7 @@ void
 gd_volume_renew(gd_volume *volume)
 {
     gd_parts_renew(&volume->parts);
+    gd_fpcache_drop_removed(volume->repo->cache);
 }
 
 /* ---- snapshots ---- */

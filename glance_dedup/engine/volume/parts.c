@@ -6,12 +6,17 @@
 
 #include <string.h>
 
-#include "engine/base/array.h"
 #include "engine/volume/volumenames.h"
 
-#define NO_PART UINT64_MAX /* of an image that must not be found again */
-
 /* ---- opening and closing ---- */
+
+static void
+close_image(const gd_env *env, void *object)
+{
+    gd_part_image *held = object;
+    gd_image_close(held->image);
+    env->release(env, held);
+}
 
 gd_status
 gd_parts_open(gd_parts *parts, gd_repo *repo, const gd_volume_head *head,
@@ -21,15 +26,14 @@ gd_parts_open(gd_parts *parts, gd_repo *repo, const gd_volume_head *head,
                         .scope = head->scope,
                         .part_size = head->part_size,
                         .base_size = head->base_size,
-                        .count = gd_volume_head_parts(head),
-                        .image_room = GD_PARTS_OPEN};
+                        .count = gd_volume_head_parts(head)};
     memcpy(parts->volume_id, head->volume_id, GD_ID_SIZE);
     pthread_mutex_init(&parts->mutex, NULL);
+    gd_lru_init(&parts->images, repo->env, close_image,
+                gd_repo_kept_open(repo, GD_PARTS_SHARE));
     parts->editions = gd_calloc(repo->env, (size_t)parts->count,
                                 sizeof *parts->editions, err);
-    parts->images = gd_calloc(repo->env, parts->image_room,
-                              sizeof *parts->images, err);
-    if (parts->editions == NULL || parts->images == NULL) {
+    if (parts->editions == NULL) {
         return GD_NOMEM;
     }
     for (uint32_t i = 0; i < head->marks; i++) {
@@ -38,75 +42,28 @@ gd_parts_open(gd_parts *parts, gd_repo *repo, const gd_volume_head *head,
     return GD_OK;
 }
 
-static void
-close_image(gd_parts *parts, gd_part_image **place)
-{
-    gd_part_image *held = *place;
-    *place = NULL;
-    gd_image_close(held->image);
-    parts->repo->env->release(parts->repo->env, held);
-}
-
 void
 gd_parts_close(gd_parts *parts)
 {
     const gd_env *env = parts->repo->env;
-    for (size_t i = 0; parts->images != NULL && i < parts->image_room; i++) {
-        if (parts->images[i] != NULL) {
-            close_image(parts, &parts->images[i]);
-        }
-    }
-    env->release(env, parts->images);
+    gd_lru_free(&parts->images);
     env->release(env, parts->editions);
     pthread_mutex_destroy(&parts->mutex);
 }
 
-static gd_part_image **
-find_image(gd_parts *parts, uint64_t part, uint64_t edition)
+static gd_lru_key
+key_of(uint64_t part, uint64_t edition)
 {
-    for (size_t i = 0; i < parts->image_room; i++) {
-        const gd_part_image *held = parts->images[i];
-        if (held != NULL && held->part == part && held->edition == edition) {
-            return &parts->images[i];
-        }
-    }
-    return NULL;
+    return (gd_lru_key){{edition == 0 ? 0 : part, edition}};
 }
 
-/* Has the table forget an image.  It is closed with its last user.
- * REQUIRES: the mutex. */
-static void
-forget_image(gd_parts *parts, gd_part_image **place)
+/* arg: a number of parts. */
+static bool
+is_behind(void *arg, const void *object)
 {
-    if ((*place)->users == 0) {
-        close_image(parts, place);
-    } else {
-        (*place)->part = NO_PART;
-    }
-}
-
-static void
-close_forgotten(gd_parts *parts)
-{
-    for (size_t i = 0; i < parts->image_room; i++) {
-        const gd_part_image *held = parts->images[i];
-        if (held != NULL && held->part == NO_PART && held->users == 0) {
-            close_image(parts, &parts->images[i]);
-        }
-    }
-}
-
-/* Has the table forget the images of parts from `count` on: such a part may get
- * an edition of the same number again.  REQUIRES: the mutex. */
-static void
-forget_images(gd_parts *parts, uint64_t count)
-{
-    for (size_t i = 0; i < parts->image_room; i++) {
-        const gd_part_image *held = parts->images[i];
-        if (held != NULL && held->edition != 0 && held->part >= count) {
-            forget_image(parts, &parts->images[i]);
-        }
-    }
+    const uint64_t *count = arg;
+    const gd_part_image *held = object;
+    return held->edition != 0 && held->part >= *count;
 }
 
 gd_status
@@ -131,7 +88,8 @@ gd_parts_resize(gd_parts *parts, uint64_t size, uint64_t base_size,
     }
     parts->count = count;
     parts->base_size = base_size;
-    forget_images(parts, count);
+    /* Such a part may get an edition of the same number again. */
+    gd_lru_drop_if(&parts->images, is_behind, &count);
     pthread_mutex_unlock(&parts->mutex);
     return GD_OK;
 }
@@ -159,9 +117,10 @@ void
 gd_parts_set(gd_parts *parts, uint64_t part, uint64_t edition)
 {
     pthread_mutex_lock(&parts->mutex);
-    gd_part_image **old = find_image(parts, part, parts->editions[part]);
-    if (old != NULL && parts->editions[part] != 0) {
-        forget_image(parts, old); /* it would pin the blocks of garbage */
+    if (parts->editions[part] != 0) {
+        /* It would pin the blocks of garbage. */
+        gd_lru_key old = key_of(part, parts->editions[part]);
+        gd_lru_drop_key(&parts->images, &old);
     }
     parts->editions[part] = edition;
     pthread_mutex_unlock(&parts->mutex);
@@ -204,46 +163,6 @@ gd_parts_marks(gd_parts *parts, gd_volume_mark **marks, uint32_t *count,
 }
 
 /* ---- open images ---- */
-
-/* A free place: an empty one, or that of the image unused for longest.  NULL if
- * all are in use. */
-static gd_part_image **
-free_place(gd_parts *parts)
-{
-    gd_part_image **oldest = NULL;
-    for (size_t i = 0; i < parts->image_room; i++) {
-        gd_part_image **place = &parts->images[i];
-        if (*place == NULL) {
-            return place;
-        }
-        if ((*place)->users == 0 &&
-            (oldest == NULL || (*place)->used < (*oldest)->used)) {
-            oldest = place;
-        }
-    }
-    if (oldest != NULL) {
-        close_image(parts, oldest);
-    }
-    return oldest;
-}
-
-static gd_part_image **
-make_place(gd_parts *parts, gd_error *err)
-{
-    gd_part_image **place = free_place(parts);
-    if (place != NULL) {
-        return place;
-    }
-    size_t used = parts->image_room;
-    gd_part_image **images =
-        gd_array_reserve(parts->repo->env, parts->images, &parts->image_room,
-                         used + 1, sizeof *images, err);
-    if (images == NULL) {
-        return NULL;
-    }
-    parts->images = images;
-    return &images[used];
-}
 
 /* Requires of a recipe of the right name the fields that the volume's would
  * have. */
@@ -292,27 +211,25 @@ hold_image(gd_parts *parts, uint64_t part, uint64_t edition,
            gd_part_image **held, gd_error *err)
 {
     const gd_env *env = parts->repo->env;
-    uint64_t key = edition == 0 ? 0 : part;
-    gd_part_image **place = find_image(parts, key, edition);
-    if (place == NULL) {
-        place = make_place(parts, err);
-        gd_part_image *made =
-            place == NULL ? NULL : gd_calloc(env, 1, sizeof *made, err);
-        if (made == NULL) {
-            return GD_NOMEM;
-        }
-        gd_status s = open_image(parts, part, edition, &made->image, err);
-        if (s != GD_OK) {
-            env->release(env, made);
-            return s;
-        }
-        made->part = key;
-        made->edition = edition;
-        *place = made;
+    gd_lru_key key = key_of(part, edition);
+    *held = gd_lru_get(&parts->images, &key);
+    if (*held != NULL) {
+        return GD_OK;
     }
-    (*place)->users++;
-    (*place)->used = ++parts->clock;
-    *held = *place;
+    gd_part_image *made = gd_calloc(env, 1, sizeof *made, err);
+    if (made == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = open_image(parts, part, edition, &made->image, err);
+    if (s != GD_OK) {
+        env->release(env, made);
+        return s;
+    }
+    gd_lru_begin(&made->item);
+    made->part = part;
+    made->edition = edition;
+    gd_lru_keep(&parts->images, &key, 1, made);
+    *held = made;
     return GD_OK;
 }
 
@@ -348,12 +265,7 @@ void
 gd_parts_release(gd_parts *parts, gd_part_source *source)
 {
     if (source->held != NULL) {
-        pthread_mutex_lock(&parts->mutex);
-        source->held->users--;
-        if (source->held->part == NO_PART && source->held->users == 0) {
-            close_forgotten(parts);
-        }
-        pthread_mutex_unlock(&parts->mutex);
+        gd_lru_return(&parts->images, source->held);
         *source = (gd_part_source){0};
     }
 }
@@ -361,17 +273,21 @@ gd_parts_release(gd_parts *parts, gd_part_source *source)
 void
 gd_parts_renew(gd_parts *parts)
 {
-    const gd_env *env = parts->repo->env;
-    pthread_mutex_lock(&parts->mutex);
-    for (size_t i = 0; i < parts->image_room; i++) {
-        const gd_part_image *held = parts->images[i];
-        if (held != NULL && held->users == 0 &&
-            !gd_same_file(env, held->image->recipe.fd, parts->repo->root,
-                          held->image->recipe.name)) {
-            close_image(parts, &parts->images[i]);
+    enum { AT_ONCE = 64 };
+    void *images[AT_ONCE];
+    size_t place = 0;
+    do {
+        size_t count = gd_lru_walk(&parts->images, &place, images, AT_ONCE);
+        for (size_t i = 0; i < count; i++) {
+            const gd_recipe *recipe =
+                &((const gd_part_image *)images[i])->image->recipe;
+            if (!gd_same_file(recipe->env, recipe->fd, parts->repo->root,
+                              recipe->name)) {
+                gd_lru_drop(&parts->images, images[i]);
+            }
+            gd_lru_return(&parts->images, images[i]);
         }
-    }
-    pthread_mutex_unlock(&parts->mutex);
+    } while (place != 0);
 }
 
 /* ---- reading ---- */

@@ -12,18 +12,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/base/lru.h"
 #include "engine/format/volumehead.h"
 #include "engine/read/image.h"
 #include "engine/repo/repo.h"
 
-enum { GD_PARTS_OPEN = 64 }; /* images kept open, unless more are in use */
-
+/* An open recipe. */
 typedef struct gd_part_image {
-    gd_image *image; /* NULL: a free place */
-    uint64_t part;   /* of an edition; the base has the number of parts */
+    gd_lru_item item; /* the table's own */
+    gd_image *image;
+    uint64_t part;    /* 0 for the base */
     uint64_t edition; /* 0: the base */
-    unsigned users;
-    uint64_t used; /* when last, by the table's clock */
 } gd_part_image;
 
 typedef struct gd_parts {
@@ -31,13 +30,12 @@ typedef struct gd_parts {
     uint8_t volume_id[GD_ID_SIZE];
     gd_scope scope;
     uint64_t part_size;
-    pthread_mutex_t mutex; /* guards all below */
+    gd_lru images; /* open recipes; each weighs 1 */
+    pthread_mutex_t mutex; /* guards all below, and is held while a recipe is
+                            * opened */
     uint64_t base_size;
     uint64_t *editions; /* of each part; 0: it has none */
     uint64_t count;     /* parts */
-    gd_part_image **images;
-    size_t image_room;
-    uint64_t clock;
 } gd_parts;
 
 /* Source of a part's bytes.  Behind length they are zeros. */
@@ -80,7 +78,7 @@ gd_status gd_parts_read(gd_parts *parts, uint8_t *out, uint64_t length,
 /* Finds how many bytes from offset on are alike, up to length: zeros or not. */
 gd_status gd_parts_extent(gd_parts *parts, uint64_t offset, uint64_t length,
                           uint64_t *alike, bool *zeros, gd_error *err);
-/* Closes images that nobody uses and whose names lead to other files now. */
+/* Closes images whose names lead to other files now. */
 void gd_parts_renew(gd_parts *parts);
 
 #endif

@@ -99,8 +99,8 @@ gd_status gd_volume_final_checkpoint(gd_volume *volume, gd_error *err);
 /* Returns whether a checkpoint is due: the journal is large (see "Pressure" in
  * volumes.rst). */
 bool gd_volume_needs_checkpoint(gd_volume *volume);
-/* Opens recipes again that a merge has replaced, so that the old ones pin no
- * blocks. */
+/* Closes recipes that a merge has replaced, so that they pin no blocks, and
+ * groups whose names are gone, so that they take no space. */
 void gd_volume_renew(gd_volume *volume);
 
 /* Commits an image with the volume's bytes at one moment, no earlier than the

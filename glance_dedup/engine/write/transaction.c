@@ -88,7 +88,7 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
     GD_TRY(require_absent(repo, image_id, err));
     GD_TRY(require_project(project, err));
     GD_TRY(require_scope(scope, err));
-    gd_fpcache_drop_removed(repo->cache);
+    gd_fpcache_drop_some_removed(repo->cache);
     GD_TRY(gd_repo_require_room(repo, gd_recipe_bytes(0), err));
     gd_transaction *transaction =
         gd_calloc(repo->env, 1, sizeof *transaction, err);

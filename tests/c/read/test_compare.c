@@ -276,7 +276,7 @@ users_of(uint32_t number)
                                     NULL), GD_OK)) {
         return 0;
     }
-    unsigned users = group->users - 1;
+    unsigned users = group->item.users - 1;
     gd_fpcache_return_group(t.repo->cache, group);
     return users;
 }

@@ -9,6 +9,8 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
+enum { KEPT = 64 }; /* open groups */
+
 typedef struct fixture {
     scratch x;
     gd_locks *locks;
@@ -32,8 +34,8 @@ setup(fixture *t, uint32_t groups)
     memset(t, 0, sizeof *t);
     scratch_init(&t->x);
     CHECK_INT(gd_locks_open(t->x.env, t->x.root, &t->locks, &t->x.err), GD_OK);
-    CHECK_INT(gd_fpcache_open(t->x.env, t->x.root, &t->x.params, &t->cache,
-                              &t->x.err),
+    CHECK_INT(gd_fpcache_open(t->x.env, t->x.root, &t->x.params, KEPT,
+                              &t->cache, &t->x.err),
               GD_OK);
     make_groups(t, groups);
 }
@@ -159,7 +161,7 @@ TEST_WITH(test_fresh_is_opened_again, setup(&t, 1), teardown(&t))
 
 TEST(test_bounded_descriptors)
 {
-    enum { GROUPS = GD_CACHED_GROUPS + 10 };
+    enum { GROUPS = KEPT + 10 };
     fixture t;
     gd_group *groups[GROUPS + 1];
     setup(&t, GROUPS);
@@ -168,7 +170,7 @@ TEST(test_bounded_descriptors)
         for (uint32_t n = 1; n <= GROUPS; n++) {
             gd_fpcache_return_group(t.cache, lend(&t, n, false));
         }
-        CHECK_INT(t.x.f.descriptors, before + GD_CACHED_GROUPS);
+        CHECK_INT(t.x.f.descriptors, before + KEPT);
     }
     /* The last used group is cached; the first one is not. */
     uint64_t opened = fault_env_count(&t.x.f, FAULT_OPENAT);
@@ -189,7 +191,7 @@ TEST(test_bounded_descriptors)
                   GD_OK);
         gd_fpcache_return_group(t.cache, groups[n]);
     }
-    CHECK_INT(t.x.f.descriptors, before + GD_CACHED_GROUPS);
+    CHECK_INT(t.x.f.descriptors, before + KEPT);
     teardown(&t);
 }
 
@@ -220,6 +222,50 @@ TEST_WITH(test_fresh, setup(&t, 1), teardown(&t))
               GD_NOTFOUND);
     CHECK_INT(gd_fpcache_group(t.cache, 1, false, &none, &t.x.err),
               GD_NOTFOUND);
+}
+
+static void
+remove_group(uint32_t number)
+{
+    char name[GD_NAME_SIZE];
+    gd_names_group(number, name);
+    CHECK_INT(unlinkat(t.x.root, name, 0), 0);
+}
+
+/* Each call examines some groups, and several calls all of them.  A lent group
+ * stays open, but is not lent again. */
+TEST_WITH(test_removed, setup(&t, 150), teardown(&t))
+{
+    enum { MANY = 150 };
+    gd_fpcache_close(t.cache);
+    REQUIRE(gd_fpcache_open(t.x.env, t.x.root, &t.x.params, MANY, &t.cache,
+                            &t.x.err) == GD_OK);
+    int64_t before = t.x.f.descriptors;
+    for (uint32_t n = 1; n <= MANY; n++) {
+        gd_fpcache_return_group(t.cache, lend(&t, n, false));
+    }
+    gd_group *lent = lend(&t, 7, false);
+    for (uint32_t n = 1; n <= MANY; n += 2) {
+        remove_group(n);
+    }
+    uint64_t stats = fault_env_count(&t.x.f, FAULT_FSTAT);
+    gd_fpcache_drop_some_removed(t.cache);
+    CHECK(fault_env_count(&t.x.f, FAULT_FSTAT) - stats <= 64);
+    CHECK(t.x.f.descriptors < before + MANY);
+    CHECK(t.x.f.descriptors > before + MANY / 2 + 1);
+    for (int i = 0; i < 4; i++) {
+        gd_fpcache_drop_some_removed(t.cache);
+    }
+    CHECK_INT(t.x.f.descriptors, before + MANY / 2 + 1);
+    gd_group *none;
+    CHECK_INT(gd_fpcache_group(t.cache, 7, false, &none, &t.x.err),
+              GD_NOTFOUND);
+    gd_fpcache_return_group(t.cache, lent);
+    CHECK_INT(t.x.f.descriptors, before + MANY / 2);
+    remove_group(2);
+    remove_group(MANY);
+    gd_fpcache_drop_removed(t.cache);
+    CHECK_INT(t.x.f.descriptors, before + MANY / 2 - 2);
 }
 
 /* ---- tables ---- */
@@ -398,8 +444,8 @@ TEST_WITH(test_failures, setup(&t, 2), teardown(&t))
                 CHECK_INT(s, call == FAULT_ALLOC ? GD_NOMEM : GD_IO);
             }
             gd_fpcache_close(t.cache); /* everything cold again */
-            REQUIRE(gd_fpcache_open(t.x.env, t.x.root, &t.x.params, &t.cache,
-                                    &t.x.err) == GD_OK);
+            REQUIRE(gd_fpcache_open(t.x.env, t.x.root, &t.x.params, KEPT,
+                                    &t.cache, &t.x.err) == GD_OK);
         }
     }
     CHECK_INT(gd_fpcache_group(t.cache, 3, false, &group, &t.x.err),

@@ -468,6 +468,13 @@ fault_getpid(const gd_env *env)
     return real->getpid(real);
 }
 
+static uint64_t
+fault_descriptor_limit(const gd_env *env)
+{
+    const gd_env *real = self(env)->real;
+    return real->descriptor_limit(real);
+}
+
 static uid_t
 fault_geteuid(const gd_env *env)
 {
@@ -528,7 +535,7 @@ fault_release(const gd_env *env, void *memory)
 }
 
 /* A call that is new in env.h would be forwarded to nowhere. */
-_Static_assert(sizeof(gd_env) == 38 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 39 * sizeof(void (*)(void)),
                "fault_env_init fills the whole table");
 
 void
@@ -568,6 +575,7 @@ fault_env_init(fault_env *f)
         .use_large_pages = fault_use_large_pages,
         .munmap = fault_munmap,
         .random = fault_random,
+        .descriptor_limit = fault_descriptor_limit,
         .getpid = fault_getpid,
         .geteuid = fault_geteuid,
         .now = fault_now,
