@@ -325,6 +325,33 @@ def can_empty_page_cache() -> bool:
     return True
 
 
+# -- disks --------------------------------------------------------------------
+
+class DiskWork(NamedTuple):
+    """What a disk was given to do."""
+
+    writes: int
+    flushes: int
+    bytes: int
+
+
+def disk_work(directory: str) -> DiskWork | None:
+    """Return what the disk below a directory has done so far.
+
+    The kernel counts the work of all processes (``/proc/diskstats``).
+
+    :returns: None: the kernel has no counts of this disk
+    """
+    device = os.stat(directory).st_dev
+    wanted = [str(os.major(device)), str(os.minor(device))]
+    with open('/proc/diskstats') as f:
+        for fields in map(str.split, f):
+            if fields[:2] == wanted:
+                return DiskWork(int(fields[7]), int(fields[18]),
+                                int(fields[9]) * 512)
+    return None
+
+
 # -- memory -------------------------------------------------------------------
 
 class Memory(NamedTuple):

@@ -58,15 +58,11 @@ class Result(NamedTuple):
 
 def disk_got(directory: str) -> Cost:
     """Return the work of the disk below a directory so far."""
-    device = os.stat(directory).st_dev
-    wanted = [str(os.major(device)), str(os.minor(device))]
-    with open('/proc/diskstats') as f:
-        for fields in map(str.split, f):
-            if fields[:2] == wanted:
-                return Cost(int(fields[7]), int(fields[18]),
-                            int(fields[9]) / 2)
-    raise SystemExit(f'{directory} is on no disk of /proc/diskstats: '
-                     'choose another --dir')
+    found = common.disk_work(directory)
+    if found is None:
+        raise SystemExit(f'{directory} is on no disk of /proc/diskstats: '
+                         'choose another --dir')
+    return Cost(found.writes, found.flushes, found.bytes / 1024)
 
 
 def measured(directory: str, count: int,

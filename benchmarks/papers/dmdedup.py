@@ -17,8 +17,9 @@ sync points, so their INRAM and DTB stand at those with one at the end. Three
 targets get the same writes, with a sync point after every one, every 1000, and
 at the end only:
 
-* *plain file*: it has its blocks, and is written with ``O_DIRECT``. It stands
-  for the raw disk, and each other figure is also given as a multiple of its;
+* *plain file*: it was written whole before, and is written with ``O_DIRECT``,
+  32 requests at a time (``aio.py``). It stands for the raw disk, and each
+  other figure is also given as a multiple of its;
 * *volume*: one of this store, with one of the indexes. A flush is its sync
   point. Its checkpoints are in the time, with one at the end;
 * *direct*: Dmdedup's own way, without a journal (``directmap.c``), with each
@@ -60,6 +61,7 @@ import time
 from typing import Any, NamedTuple, Protocol
 
 import _path  # noqa: F401  finds the modules beside it
+import aio
 import common
 from common import MIB
 import equalblocks
@@ -238,39 +240,46 @@ class Nothing:
 
 
 class Plain:
-    """A file that has its blocks, past the page cache where that works."""
+    """A file that was written whole, past the page cache where that works.
+
+    Up to 32 writes are in flight: one alone would be less than a disk can do.
+    A read waits for the writes before it.
+    """
 
     def __init__(self, path: str, size: int) -> None:
-        self._buffer = memoryview(mmap.mmap(
-            -1, traces.MAX_COUNT * traces.SECTOR + BLOCK))
+        room = traces.MAX_COUNT * traces.SECTOR + BLOCK
+        self._buffer = memoryview(mmap.mmap(-1, room))
         flags = os.O_RDWR | os.O_CREAT
         try:
             self._fd = os.open(path, flags | os.O_DIRECT)
         except OSError:
             self._fd = os.open(path, flags)
+        self._queue = aio.Queue(self._fd, room)
         piece = self._buffer[:MIB]
         for at in range(0, size, MIB):
             os.pwrite(self._fd, piece, at)
         self.sync()
 
     def write(self, data: bytes, at: int) -> None:
-        """Write from a buffer that lies as O_DIRECT needs it."""
-        self._buffer[:len(data)] = data
-        os.pwrite(self._fd, self._buffer[:len(data)], at)
+        """Begin a write."""
+        self._queue.write(data, at)
 
     def read(self, length: int, at: int) -> bytes:
-        """Read into such a buffer."""
+        """Read into a buffer that lies as O_DIRECT needs it."""
+        self._queue.drain()
         os.preadv(self._fd, [self._buffer[:length]], at)
         return bytes(self._buffer[:length])
 
     def sync(self) -> None:
-        """Have the disk write its cache."""
+        """Wait for all writes, and have the disk write its cache."""
+        self._queue.drain()
         os.fdatasync(self._fd)
 
     finish = sync
 
     def close(self) -> None:
         """Close the file, which stays."""
+        self._queue.close()
         os.close(self._fd)
 
 
