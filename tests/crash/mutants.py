@@ -65,6 +65,7 @@ _REPO = 'glance_dedup/engine/repo/repo.c'
 _JOURNAL = 'glance_dedup/engine/volume/journal.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
 _VOLUME_WRITE = 'glance_dedup/engine/volume/write.c'
+_VOLUME_NEWEST = 'glance_dedup/engine/volume/newest.c'
 _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
 _VOLUME_CREATE = 'glance_dedup/engine/volume/create.c'
 _VOLUME_DELETE = 'glance_dedup/engine/volume/delete.c'
@@ -479,7 +480,7 @@ MUTANTS = (
                  'GD_DIR_SPOOL, err));\n',
                  ''),),
         workload='merging'),
-    # -- volumes (V1 to V9) -----------------------------------------------
+    # -- volumes (V1 to V10) ----------------------------------------------
     Mutant(
         'journal-named-before-its-head', 'V2', (
             Edit(_JOURNAL,
@@ -668,6 +669,50 @@ MUTANTS = (
                  '        return GD_OK;\n'),),
         tests=_VOLUME_TESTS,
         why_not='a process must be killed, and then the machine crash'),
+    Mutant(
+        'recycled-with-the-old-seed', 'V10', (
+            Edit(_JOURNAL,
+                 '    GD_TRY(draw_seed(env, &head->seed, err));\n',
+                 '    if (head->seed == 0) {\n'
+                 '        GD_TRY(draw_seed(env, &head->seed, err));\n'
+                 '    }\n'),),
+        workload='volume-recycled'),
+    Mutant(
+        'recycled-before-it-is-stored', 'V10', (
+            Edit(_CHECKPOINT,
+                 '    if (s == GD_OK) {\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n',
+                 '    for (size_t i = 0; s == GD_OK && '
+                 'i < volume->frozen_count; i++) {\n'
+                 '        volume->frozen[i]->users +=\n'
+                 '            recycle(volume, volume->frozen[i]);\n'
+                 '    }\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n'),),
+        workload='volume-recycled'),
+    Mutant(
+        'recycled-while-it-is-read', 'V10', (
+            Edit(_CHECKPOINT,
+                 '!journal->made || journal->users > 1 || volume->spare',
+                 '!journal->made || volume->spare'),),
+        tests=_VOLUME_TESTS,
+        why_not='another thread must read meanwhile'),
+    Mutant(
+        'head-of-a-recycled-journal-believed', 'V10', (
+            Edit(_VOLUME_NEWEST,
+                 'if (s != GD_NOTFOUND && s != GD_CORRUPT) {',
+                 'if (s != GD_NOTFOUND) {'),),
+        tests=_VOLUME_TESTS,
+        why_not='another process must read meanwhile'),
+    Mutant(
+        'spare-of-another-owner-written', 'V10', (
+            Edit(_JOURNAL,
+                 'if (spare != NULL && gd_same_file(env, spare->fd, root, '
+                 'name)) {',
+                 'if (spare != NULL) {'),),
+        tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
     # -- features (N15) ---------------------------------------------------
     Mutant(
         'volumes-without-the-feature', 'N15.1', (

@@ -137,6 +137,23 @@ delete_old(gd_volume *volume)
     volume->made_count = 0;
 }
 
+/* Has the next journal written over the file of this one, if nobody reads it, and
+ * there is room for a file that holds nothing (V10).  False: it is not to be
+ * had.
+ * REQUIRES: the mutex. */
+static bool
+recycle(gd_volume *volume, gd_journal *journal)
+{
+    if (!journal->made || journal->users > 1 || volume->spare != NULL ||
+        gd_repo_require_room(volume->repo, GD_JOURNAL_MAX_SPARE, NULL) !=
+            GD_OK ||
+        !gd_journal_retire(journal, volume->name)) {
+        return false;
+    }
+    volume->spare = journal;
+    return true;
+}
+
 /* The frozen journals are in marked editions now. */
 static void
 drop_frozen(gd_volume *volume)
@@ -148,9 +165,13 @@ drop_frozen(gd_volume *volume)
     }
     pthread_mutex_lock(&volume->mutex);
     for (size_t i = 0; i < volume->frozen_count; i++) {
-        (void)gd_volume_unlink_journal(repo->env, repo->root, volume->name,
-                                       volume->frozen[i]->number, NULL);
-        gd_volume_release_journal(volume->frozen[i]);
+        gd_journal *journal = volume->frozen[i];
+        if (!recycle(volume, journal)) {
+            (void)gd_volume_unlink_journal(repo->env, repo->root,
+                                           volume->name, journal->number,
+                                           NULL);
+            gd_volume_release_journal(journal);
+        }
     }
     volume->head.counters.checkpoints++;
     volume->frozen_count = 0;
@@ -273,6 +294,17 @@ gd_volume_final_checkpoint(gd_volume *volume, gd_error *err)
     }
     pthread_mutex_unlock(&volume->checkpointing);
     return s;
+}
+
+void
+gd_volume_give_up_space(gd_volume *volume)
+{
+    pthread_mutex_lock(&volume->mutex);
+    gd_volume_drop_spare(volume);
+    if (volume->active->made && volume->broken.status == GD_OK) {
+        gd_journal_trim(volume->active);
+    }
+    pthread_mutex_unlock(&volume->mutex);
 }
 
 void

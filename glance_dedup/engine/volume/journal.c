@@ -110,6 +110,25 @@ give_name(const gd_env *env, int root, const char *volume, const char *from,
     return gd_sync_dir(env, root, directory, err);
 }
 
+/* Opens the file of a new journal, under the name of files without one: that of
+ * the spare if it still has this name, else a new one.  The spare holds its lock
+ * since it was made, and does not take it again: if the server dropped it, no
+ * other journal is to be written by this owner either. */
+static gd_status
+open_new(const gd_env *env, int root, const char *name, gd_journal *spare,
+         gd_journal *journal, gd_error *err)
+{
+    if (spare != NULL && gd_same_file(env, spare->fd, root, name)) {
+        journal->fd = spare->fd;
+        journal->ahead = spare->ahead;
+        spare->fd = -1;
+        return GD_OK;
+    }
+    (void)env->unlinkat(env, root, name); /* of an owner that died */
+    GD_TRY(gd_file_create(env, root, name, O_RDWR, &journal->fd, err));
+    return hold(journal, err);
+}
+
 static gd_status
 fill_new(const gd_env *env, int root, const char *volume, const char *name,
          gd_volume_head *head, const gd_volume_mark *marks,
@@ -147,27 +166,18 @@ allocate(const gd_env *env, int root, const char *volume, uint32_t number,
     return journal;
 }
 
-gd_status
-gd_journal_create(const gd_env *env, int root, const char *volume,
-                  gd_volume_head *head, const gd_volume_mark *marks,
-                  gd_journal **out, bool *named, gd_error *err)
+static gd_status
+create(const gd_env *env, int root, const char *volume, gd_volume_head *head,
+       const gd_volume_mark *marks, gd_journal *spare, gd_journal **out,
+       bool *named, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    *named = false;
-    if (head->journal == 0) {
-        return gd_fail(err, GD_INVALID, "volume %s has had all the journals "
-                       "that it can have: clone a snapshot of it", volume);
-    }
     gd_journal *journal = allocate(env, root, volume, head->journal, err);
     if (journal == NULL) {
         return GD_NOMEM;
     }
     gd_volume_file_name(volume, GD_VOLUME_NEW, name);
-    (void)env->unlinkat(env, root, name); /* of an owner that died */
-    gd_status s = gd_file_create(env, root, name, O_RDWR, &journal->fd, err);
-    if (s == GD_OK) {
-        s = hold(journal, err);
-    }
+    gd_status s = open_new(env, root, name, spare, journal, err);
     if (s == GD_OK) {
         s = fill_new(env, root, volume, name, head, marks, journal, named,
                      err);
@@ -180,8 +190,78 @@ gd_journal_create(const gd_env *env, int root, const char *volume,
         return s;
     }
     begin_fields(journal, head);
+    journal->made = true;
     *out = journal;
     return GD_OK;
+}
+
+gd_status
+gd_journal_create(const gd_env *env, int root, const char *volume,
+                  gd_volume_head *head, const gd_volume_mark *marks,
+                  gd_journal *spare, gd_journal **out, bool *named,
+                  gd_error *err)
+{
+    *named = false;
+    gd_status s =
+        head->journal == 0
+            ? gd_fail(err, GD_INVALID, "volume %s has had all the journals "
+                      "that it can have: clone a snapshot of it", volume)
+            : create(env, root, volume, head, marks, spare, out, named, err);
+    if (spare != NULL) {
+        gd_journal_close(spare);
+    }
+    return s;
+}
+
+/* ---- recycling ---- */
+
+/* Has the file end at `length` at the latest. */
+static bool
+cut(gd_journal *journal, uint64_t length)
+{
+    if (journal->ahead <= length) {
+        return true;
+    }
+    if (journal->env->ftruncate(journal->env, journal->fd, length) < 0) {
+        return false;
+    }
+    journal->ahead = length;
+    return true;
+}
+
+bool
+gd_journal_retire(gd_journal *journal, const char *volume)
+{
+    const gd_env *env = journal->env;
+    char name[GD_NAME_SIZE];
+    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
+    if (journal->ahead < journal->reached) {
+        journal->ahead = journal->reached;
+    }
+    return cut(journal, GD_JOURNAL_MAX_SPARE) &&
+           env->renameat(env, journal->root, journal->name, name) == 0;
+}
+
+void
+gd_journal_remove_spare(gd_journal *spare, const char *volume)
+{
+    const gd_env *env = spare->env;
+    char name[GD_NAME_SIZE];
+    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
+    if (gd_same_file(env, spare->fd, spare->root, name)) {
+        (void)env->unlinkat(env, spare->root, name);
+    }
+    gd_journal_close(spare);
+}
+
+void
+gd_journal_trim(gd_journal *journal)
+{
+    /* Records of a failed append are cut off by the next one, which must know
+     * that they are there. */
+    if (journal->reached <= journal->end) {
+        (void)cut(journal, journal->end);
+    }
 }
 
 /* ---- opening one ---- */
@@ -341,7 +421,8 @@ gd_journal_wants_ahead(const gd_journal *journal)
         return 0;
     }
     bytes = bytes < MIN_AHEAD ? MIN_AHEAD : bytes;
-    return bytes > MAX_AHEAD ? MAX_AHEAD : bytes / ZEROS * ZEROS;
+    bytes = bytes > MAX_AHEAD ? MAX_AHEAD : bytes / ZEROS * ZEROS;
+    return journal->end - journal->durable <= bytes ? bytes : 0;
 }
 
 void

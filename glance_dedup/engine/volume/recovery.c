@@ -212,7 +212,7 @@ begin_journal(gd_volume *volume, bool *named, gd_error *err)
     gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
     if (s == GD_OK) {
         s = gd_journal_create(repo->env, repo->root, volume->name, &head,
-                              marks, &made, named, err);
+                              marks, NULL, &made, named, err);
     }
     if (s == GD_OK) {
         volume->active = made;

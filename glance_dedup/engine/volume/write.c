@@ -48,6 +48,21 @@ wait_for_room(gd_volume *volume, gd_error *err)
     return s;
 }
 
+/* A spare is given up before a write is refused. */
+static gd_status
+require_room(gd_volume *volume, uint64_t bytes, gd_error *err)
+{
+    gd_status s = gd_repo_require_room(volume->repo, bytes, err);
+    if (s != GD_NOSPACE) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->mutex);
+    bool had_spare = volume->spare != NULL;
+    gd_volume_drop_spare(volume);
+    pthread_mutex_unlock(&volume->mutex);
+    return had_spare ? gd_repo_require_room(volume->repo, bytes, err) : s;
+}
+
 static gd_status
 append_records(gd_volume *volume, gd_append *appends, size_t count,
                gd_error *err)
@@ -56,7 +71,7 @@ append_records(gd_volume *volume, gd_append *appends, size_t count,
     for (size_t i = 0; i < count; i++) {
         bytes += gd_record_size(&appends[i].record);
     }
-    GD_TRY(gd_repo_require_room(volume->repo, bytes, err));
+    GD_TRY(require_room(volume, bytes, err));
     pthread_mutex_lock(&volume->mutex);
     gd_status s = wait_for_room(volume, err);
     if (s == GD_OK) {
