@@ -64,7 +64,6 @@ _FEATURES = 'glance_dedup/engine/files/features.c'
 _REPO = 'glance_dedup/engine/repo/repo.c'
 _JOURNAL = 'glance_dedup/engine/volume/journal.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
-_VOLUME_WRITE = 'glance_dedup/engine/volume/write.c'
 _VOLUME_NEWEST = 'glance_dedup/engine/volume/newest.c'
 _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
 _VOLUME_CREATE = 'glance_dedup/engine/volume/create.c'
@@ -484,14 +483,14 @@ MUTANTS = (
     Mutant(
         'journal-named-before-its-head', 'V2', (
             Edit(_JOURNAL,
-                 '    GD_TRY(gd_journal_sync(journal, err));\n', ''),),
+                 'gd_status s = gd_journal_sync(journal, err);',
+                 'gd_status s = GD_OK;'),),
         workload='volume'),
     Mutant(
         'journal-written-before-its-name', 'V2', (
             Edit(_JOURNAL,
-                 '    (void)env->unlinkat(env, root, from);\n'
-                 '    return gd_sync_dir(env, root, directory, err);\n',
-                 '    (void)env->unlinkat(env, root, from);\n'
+                 '    return gd_sync_dir(env, journal->root, directory, '
+                 'err);\n',
                  '    return GD_OK;\n'),),
         workload='volume'),
     Mutant(
@@ -501,10 +500,27 @@ MUTANTS = (
                  'gd_status s = GD_OK;'),),
         workload='volume'),
     Mutant(
-        'flush-of-what-was-recovered', 'V4', (
-            Edit(_VOLUME_WRITE,
-                 'while (s == GD_OK && volume->recovered) { /* V4 */',
-                 'while (false) {'),),
+        'recovered-records-not-copied', 'V4', (
+            Edit(_RECOVERY,
+                 'GD_TRY(gd_journal_tail_copy(&tail, to, enter_copy, volume, '
+                 'err));',
+                 '(void)tail, (void)to, (void)enter_copy;'),),
+        workload='volume'),
+    Mutant(
+        'copies-behind-the-name', 'V4', (
+            Edit(_RECOVERY,
+                 '    gd_status s = copy_tails(volume, *made, err);\n'
+                 '    if (s != GD_OK) {\n'
+                 '        gd_journal_abandon(*made, volume->name);\n'
+                 '    } else {\n'
+                 '        s = gd_journal_publish(*made, volume->name, named, '
+                 'err);\n'
+                 '    }\n',
+                 '    gd_status s = gd_journal_publish(*made, volume->name, '
+                 'named, err);\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = copy_tails(volume, *made, err);\n'
+                 '    }\n'),),
         workload='volume'),
     Mutant(
         'journal-not-synced-before-the-next', 'V6', (
@@ -640,14 +656,17 @@ MUTANTS = (
         tests=_VOLUME_TESTS,
         why_not='another thread must write during a sync'),
     Mutant(
-        'recovery-names-an-end', 'V4', (
+        'end-that-is-not-proven', 'V4', (
             Edit(_RECOVERY,
-                 '    head.before = 0; /* what was read may be in the page '
-                 'cache only */\n',
-                 '    head.before = volume->recovered\n'
-                 '        ? volume->frozen[volume->frozen_count - 1]->end\n'
-                 '        : 0;\n'),),
+                 ': last             ? journal->durable',
+                 ': last             ? journal->end'),),
         workload='volume'),
+    Mutant(
+        'chain-without-ends-kept', 'V4', (
+            Edit(_RECOVERY,
+                 'volume->copies_all || (*before)[i] == 0;',
+                 'false;'),),
+        tests=_VOLUME_TESTS, why_not='it takes an older program'),
     Mutant(
         'lost-records-not-noticed', 'V5', (
             Edit(_JOURNAL,

@@ -85,17 +85,19 @@ hold(const gd_journal *journal, gd_error *err)
 /* The new file takes its name (V2).  A link does not replace the journal of an
  * owner that came after this one (V1). */
 static gd_status
-give_name(const gd_env *env, int root, const char *volume, const char *from,
-          const gd_journal *journal, bool *named, gd_error *err)
+give_name(const char *volume, const gd_journal *journal, bool *named,
+          gd_error *err)
 {
-    char directory[GD_NAME_SIZE];
+    const gd_env *env = journal->env;
+    char directory[GD_NAME_SIZE], from[GD_NAME_SIZE];
     bool same = false;
     gd_volume_directory(volume, directory);
-    int rc = env->linkat(env, root, from, journal->name);
+    gd_volume_file_name(volume, GD_VOLUME_NEW, from);
+    int rc = env->linkat(env, journal->root, from, journal->name);
     if (rc < 0) {
         /* A link can succeed and report an error. */
-        gd_status s = gd_find_same(env, journal->fd, root, journal->name,
-                                   &same, NULL);
+        gd_status s = gd_find_same(env, journal->fd, journal->root,
+                                   journal->name, &same, NULL);
         *named = same || s != GD_OK;
     }
     if (rc == -EEXIST && !*named) {
@@ -106,8 +108,8 @@ give_name(const gd_env *env, int root, const char *volume, const char *from,
         return gd_fail_errno(err, -rc, "cannot link %s", from);
     }
     *named = true;
-    (void)env->unlinkat(env, root, from);
-    return gd_sync_dir(env, root, directory, err);
+    (void)env->unlinkat(env, journal->root, from);
+    return gd_sync_dir(env, journal->root, directory, err);
 }
 
 /* Opens the file of a new journal, under the name of files without one: that of
@@ -130,15 +132,13 @@ open_new(const gd_env *env, int root, const char *name, gd_journal *spare,
 }
 
 static gd_status
-fill_new(const gd_env *env, int root, const char *volume, const char *name,
-         gd_volume_head *head, const gd_volume_mark *marks,
-         gd_journal *journal, bool *named, gd_error *err)
+fill_new(const gd_env *env, const char *name, gd_volume_head *head,
+         const gd_volume_mark *marks, const gd_journal *journal,
+         gd_error *err)
 {
     GD_TRY(draw_seed(env, &head->seed, err));
     GD_TRY(checksum_marks(env, head, marks, &head->marks_checksum, err));
-    GD_TRY(write_head(env, journal->fd, name, head, marks, err));
-    GD_TRY(gd_journal_sync(journal, err));
-    return give_name(env, root, volume, name, journal, named, err);
+    return write_head(env, journal->fd, name, head, marks, err);
 }
 
 static void
@@ -146,8 +146,8 @@ begin_fields(gd_journal *journal, const gd_volume_head *head)
 {
     journal->seed = head->seed;
     journal->size = head->size;
-    journal->end = gd_volume_head_records_start(head->marks);
-    journal->durable = journal->reached = journal->end;
+    journal->start = gd_volume_head_records_start(head->marks);
+    journal->durable = journal->reached = journal->end = journal->start;
 }
 
 static gd_journal *
@@ -166,27 +166,36 @@ allocate(const gd_env *env, int root, const char *volume, uint32_t number,
     return journal;
 }
 
-static gd_status
-create(const gd_env *env, int root, const char *volume, gd_volume_head *head,
-       const gd_volume_mark *marks, gd_journal *spare, gd_journal **out,
-       bool *named, gd_error *err)
+gd_status
+gd_journal_begin(const gd_env *env, int root, const char *volume,
+                 gd_volume_head *head, const gd_volume_mark *marks,
+                 gd_journal *spare, gd_journal **out, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_journal *journal = allocate(env, root, volume, head->journal, err);
-    if (journal == NULL) {
-        return GD_NOMEM;
+    gd_journal *journal = NULL;
+    gd_status s = head->journal > 0
+                      ? GD_OK
+                      : gd_fail(err, GD_INVALID, "volume %s has had all the "
+                                "journals that it can have: clone a snapshot "
+                                "of it", volume);
+    if (s == GD_OK) {
+        journal = allocate(env, root, volume, head->journal, err);
+        s = journal == NULL ? GD_NOMEM : GD_OK;
     }
     gd_volume_file_name(volume, GD_VOLUME_NEW, name);
-    gd_status s = open_new(env, root, name, spare, journal, err);
     if (s == GD_OK) {
-        s = fill_new(env, root, volume, name, head, marks, journal, named,
-                     err);
+        s = open_new(env, root, name, spare, journal, err);
+    }
+    if (spare != NULL) {
+        gd_journal_close(spare);
+    }
+    if (s == GD_OK) {
+        s = fill_new(env, name, head, marks, journal, err);
     }
     if (s != GD_OK) {
-        if (!*named) {
-            (void)env->unlinkat(env, root, name);
+        if (journal != NULL) {
+            gd_journal_abandon(journal, volume);
         }
-        gd_journal_close(journal);
         return s;
     }
     begin_fields(journal, head);
@@ -196,21 +205,47 @@ create(const gd_env *env, int root, const char *volume, gd_volume_head *head,
 }
 
 gd_status
+gd_journal_publish(gd_journal *journal, const char *volume, bool *named,
+                   gd_error *err)
+{
+    uint64_t end = journal->end;
+    *named = false;
+    gd_status s = gd_journal_sync(journal, err);
+    if (s == GD_OK) {
+        s = give_name(volume, journal, named, err);
+    }
+    if (s == GD_OK) {
+        journal->durable = end;
+    } else if (*named) {
+        gd_journal_close(journal);
+    } else {
+        gd_journal_abandon(journal, volume);
+    }
+    return s;
+}
+
+void
+gd_journal_abandon(gd_journal *journal, const char *volume)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
+    (void)journal->env->unlinkat(journal->env, journal->root, name);
+    gd_journal_close(journal);
+}
+
+gd_status
 gd_journal_create(const gd_env *env, int root, const char *volume,
                   gd_volume_head *head, const gd_volume_mark *marks,
                   gd_journal *spare, gd_journal **out, bool *named,
                   gd_error *err)
 {
+    gd_journal *journal;
     *named = false;
-    gd_status s =
-        head->journal == 0
-            ? gd_fail(err, GD_INVALID, "volume %s has had all the journals "
-                      "that it can have: clone a snapshot of it", volume)
-            : create(env, root, volume, head, marks, spare, out, named, err);
-    if (spare != NULL) {
-        gd_journal_close(spare);
-    }
-    return s;
+    GD_TRY(gd_journal_begin(env, root, volume, head, marks, spare, &journal,
+                            err));
+    GD_TRY(gd_journal_publish(journal, volume, named, err));
+    *out = journal;
+    return GD_OK;
 }
 
 /* ---- recycling ---- */
@@ -572,6 +607,9 @@ scan_records(scanner *scan, uint64_t before, gd_journal_visitor *visit,
         s = visit(arg, &record, at, err);
         if (s == GD_OK) {
             gd_journal_accept(journal, &(gd_append){record, NULL, at});
+            journal->durable = record.durable > journal->durable
+                                   ? record.durable
+                                   : journal->durable;
         }
     }
     if (s != GD_OK) {

@@ -27,23 +27,34 @@ typedef struct gd_journal {
     uint32_t number;
     uint64_t seed;
     uint64_t size;     /* of the volume, when the journal was begun */
+    uint64_t start;    /* of the records */
     uint64_t end;      /* where the next record goes */
     uint64_t reached;  /* up to where an append may have written */
     uint64_t ahead;    /* up to where the file has bytes to be overwritten:
                         * zeros, or what it held before it was recycled */
     uint64_t sequence; /* of the last record */
-    uint64_t durable;  /* up to where it was synced */
+    uint64_t durable;  /* up to where it was synced; after a scan: up to where
+                        * its records prove that it was */
     uint64_t records;  /* of bytes and zeros */
     bool made;         /* by this owner, who may write to it */
     unsigned users;    /* for the volume, which guards it */
 } gd_journal;
 
-/* Makes the journal with this head and marks, which gets its name only when
- * they are durable (V2).  spare: a journal that gd_journal_retire was called
- * for, whose file is written over (V10), and which is closed; or NULL.  *named:
- * whether the new one may have its name; after an error with *named, nobody can
- * know which journal the next owner will find.  GD_BUSY if another owner has
- * made a journal with this number. */
+/* Begins a journal with this head and marks, which has no name yet; records may
+ * be appended.  spare: a journal that gd_journal_retire was called for, whose
+ * file is written over (V10), and which is closed; or NULL. */
+gd_status gd_journal_begin(const gd_env *env, int root, const char *volume,
+                           gd_volume_head *head, const gd_volume_mark *marks,
+                           gd_journal *spare, gd_journal **out, gd_error *err);
+/* Makes all of a new journal durable, then gives it its name (V2).  *named:
+ * whether it may have it; after an error with *named, nobody can know which
+ * journal the next owner will find.  GD_BUSY if another owner has made a journal
+ * with this number.  Closes the journal if it fails. */
+gd_status gd_journal_publish(gd_journal *journal, const char *volume,
+                             bool *named, gd_error *err);
+/* Removes and closes a journal that has no name. */
+void gd_journal_abandon(gd_journal *journal, const char *volume);
+/* The first two in one. */
 gd_status gd_journal_create(const gd_env *env, int root, const char *volume,
                             gd_volume_head *head, const gd_volume_mark *marks,
                             gd_journal *spare, gd_journal **out, bool *named,
@@ -68,7 +79,8 @@ enum { GD_JOURNAL_MAX_SPARE = 64 << 20 }; /* bytes of a file that is kept */
  * REQUIRES: this owner made the journal, all that it has is stored, durably,
  * and nobody reads it. */
 bool gd_journal_retire(gd_journal *journal, const char *volume);
-/* Removes and closes a journal that was retired. */
+/* Removes and closes a journal that was retired, unless another file has taken
+ * its place. */
 void gd_journal_remove_spare(gd_journal *spare, const char *volume);
 /* Gives back what the file has behind the records.  It need not succeed. */
 void gd_journal_trim(gd_journal *journal);

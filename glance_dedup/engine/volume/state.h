@@ -44,6 +44,8 @@ struct gd_volume {
     gd_overlay stale;    /* of the frozen ones */
     gd_journal *spare;   /* for the next journal (V10); NULL: there is none */
     bool recovered;      /* the frozen ones are of an owner before (V4) */
+    bool copies_all;     /* likewise: an end of one of them is not named, so
+                          * this owner's first journal copies all (V4) */
     bool held;           /* writes wait (resizing) */
     bool syncing;
     bool no_dedup; /* hints (volumes.rst): look up no blocks; */

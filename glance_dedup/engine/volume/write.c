@@ -137,7 +137,7 @@ gd_volume_flush(gd_volume *volume, gd_error *err)
     }
     pthread_mutex_lock(&volume->mutex);
     volume->head.counters.flushes++;
-    while (s == GD_OK && volume->recovered) { /* V4 */
+    while (s == GD_OK && volume->waiting) {
         pthread_mutex_unlock(&volume->mutex);
         s = gd_volume_checkpoint(volume, err);
         pthread_mutex_lock(&volume->mutex);

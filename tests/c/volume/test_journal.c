@@ -6,6 +6,7 @@
 #include "engine/volume/journal.h"
 
 #include "engine/base/coding.h"
+#include "engine/volume/journaltail.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
@@ -833,6 +834,145 @@ TEST_WITH(test_spare_is_removed, setup(), teardown())
     CHECK(gd_journal_retire(spare, VOLUME));
     gd_journal_remove_spare(spare, VOLUME);
     CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 0);
+}
+
+/* ---- copying the tail (V4) ---- */
+
+static size_t visited;
+
+static gd_status
+note_copy(void *arg, gd_journal *to, const gd_append *append, gd_error *err)
+{
+    CHECK(arg == &t && to != t.journal);
+    CHECK_INT(append->at, to->end);
+    visited++;
+    return append->record.offset == 4096 && append->record.length == 77
+               ? gd_fail(err, GD_IO, "refused")
+               : GD_OK;
+}
+
+static gd_status
+read_back(gd_journal **journal)
+{
+    gd_volume_head head;
+    gd_volume_mark *read_marks;
+    gd_status s = gd_journal_open(t.x.env, t.x.root, VOLUME, 3,
+                                  t.x.params.repository_id, journal, &head,
+                                  &read_marks, &t.x.err);
+    t.x.env->release(t.x.env, read_marks);
+    found f = {.good = true};
+    return s == GD_OK
+               ? gd_journal_scan(*journal, 0, note, &f, &t.x.err)
+               : s;
+}
+
+/* Copies the records from `from` on into the next journal, which is t.journal
+ * then. */
+static gd_status
+copy_from(uint64_t from)
+{
+    bool named;
+    gd_journal *found_one, *made;
+    CHECK_INT(read_back(&found_one), GD_OK);
+    const gd_journal_tail tail = {found_one, from};
+    gd_volume_head head = t.head;
+    head.journal++;
+    CHECK_INT(gd_journal_begin(t.x.env, t.x.root, VOLUME, &head, marks, NULL,
+                               &made, &t.x.err), GD_OK);
+    CHECK(!scratch_exists(&t.x, RECYCLED));
+    visited = 0;
+    gd_status s = gd_journal_tail_copy(&tail, made, note_copy, &t, &t.x.err);
+    gd_journal_close(found_one);
+    if (s != GD_OK) {
+        gd_journal_abandon(made, VOLUME);
+        CHECK(!scratch_exists(&t.x, SPARE));
+        return s;
+    }
+    CHECK_INT(gd_journal_publish(made, VOLUME, &named, &t.x.err), GD_OK);
+    CHECK_INT(made->durable, made->end);
+    gd_journal_close(t.journal);
+    t.journal = made;
+    t.number = head.journal;
+    return GD_OK;
+}
+
+/* Forgets the first records, and those that are not copied. */
+static void
+forget(size_t count)
+{
+    size_t kept = 0;
+    uint64_t at = t.at[0];
+    for (size_t i = count; i < t.count; i++) {
+        gd_record_kind kind = t.records[i].kind;
+        if (kind == GD_RECORD_BYTES || kind == GD_RECORD_ZEROS) {
+            t.records[kept++] = t.records[i];
+            at += gd_record_size(&t.records[kept - 1]);
+            t.at[kept] = at;
+        }
+    }
+    t.count = kept;
+}
+
+TEST(test_tail_is_copied)
+{
+    for (size_t first = 0; first <= 7; first++) {
+        setup();
+        append_some(true);
+        CHECK_INT(copy_from(t.at[first]), GD_OK);
+        forget(first);
+        CHECK_INT(visited, t.count);
+        CHECK_INT(t.journal->end, t.at[t.count]);
+        check_scan(0, GD_OK, t.count);
+        append(GD_RECORD_BYTES, 0, 100);
+        check_scan(0, GD_OK, t.count);
+        teardown();
+    }
+}
+
+/* A scan finds out up to where the records are proven to be durable. */
+TEST_WITH(test_proven_end, setup(), teardown())
+{
+    gd_journal *journal;
+    append_some(false);
+    CHECK_INT(read_back(&journal), GD_OK);
+    CHECK_INT(journal->durable, t.at[0]);
+    gd_journal_close(journal);
+    sync_it();
+    uint64_t end = t.journal->end;
+    append_some(false);
+    CHECK_INT(read_back(&journal), GD_OK);
+    CHECK_INT(journal->durable, end);
+    gd_journal_close(journal);
+}
+
+/* Longer than what is read at once, with records across its ends. */
+TEST_WITH(test_long_tail_is_copied, setup(), teardown())
+{
+    static uint8_t data[GD_RECORD_DATA];
+    fill_random(data, sizeof data, 3);
+    for (int i = 0; i < 60; i++) {
+        gd_append one = make_append(GD_RECORD_BYTES, (uint64_t)i,
+                                    sizeof data - 9 * (uint64_t)i, data);
+        CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+        gd_journal_accept(t.journal, &one);
+        t.records[t.count++] = one.record;
+        t.at[t.count] = t.journal->end;
+    }
+    CHECK_INT(copy_from(t.at[1]), GD_OK);
+    forget(1);
+    check_scan(0, GD_OK, 59);
+}
+
+/* A place where no record begins, a record that has changed, and a visitor that
+ * fails. */
+TEST_WITH(test_bad_tails, setup(), teardown())
+{
+    append_some(true);
+    CHECK_INT(copy_from(t.at[1] + 8), GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, JOURNAL);
+    CHECK_INT(copy_from(t.at[7] - 8), GD_CORRUPT);
+    append(GD_RECORD_BYTES, 4096, 77);
+    CHECK_INT(copy_from(t.at[0]), GD_IO);
 }
 
 /* ---- making one ---- */

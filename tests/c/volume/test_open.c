@@ -627,6 +627,141 @@ TEST(test_flushes_without_zeros)
     finish();
 }
 
+/* ---- copies of what was found (V4) ---- */
+
+static uint64_t
+checkpoints(void)
+{
+    gd_volume_info info;
+    gd_volume_get_info(the_volume, &info);
+    return info.head.counters.checkpoints;
+}
+
+static unsigned
+count_journals(void)
+{
+    return (unsigned)scratch_count(&the_scratch, "volumes/disk", "journal-",
+                                   NULL);
+}
+
+/* What was proven durable stays where it is, and the rest is copied. */
+TEST(test_only_the_tail_is_copied)
+{
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(7, 9));
+    CHECK_OK(model_zero(P, 3));
+    model_kill();
+    uint64_t before = fault_env_count(FAULTS, FAULT_FDATASYNC);
+    CHECK_OK(model_open());
+    CHECK_INT(fault_env_count(FAULTS, FAULT_FDATASYNC), before + 1);
+    CHECK_INT(journal_size(), 8192 + 56 + 9 * 512 + 56);
+    CHECK_INT(count_journals(), 2);
+    model_compare();
+    CHECK(gd_volume_needs_checkpoint(the_volume));
+    uint64_t made = checkpoints();
+    CHECK_OK(model_write(8, 1));
+    CHECK_OK(model_flush());
+    CHECK_INT(checkpoints(), made);
+    model_crash();
+    CHECK_OK(model_open());
+    model_compare();
+    CHECK_OK(model_checkpoint());
+    CHECK(!gd_volume_needs_checkpoint(the_volume));
+    finish();
+}
+
+/* Nothing was proven: all is copied, and the journal before is not needed. */
+TEST(test_all_is_copied)
+{
+    for (int crash = 0; crash < 2; crash++) {
+        model_setup(0);
+        model_start_shadow();
+        CHECK_OK(model_create(4 * P));
+        CHECK_OK(model_open());
+        for (uint64_t i = 0; i < 40; i++) {
+            CHECK_OK(model_write(i, 3 * P)); /* more than a window */
+        }
+        CHECK_OK(model_zero(5, 2));
+        CHECK_OK(model_flush());
+        model_kill();
+        CHECK_OK(model_open());
+        CHECK_INT(count_journals(), 1);
+        CHECK(!gd_volume_needs_checkpoint(the_volume));
+        model_compare();
+        if (crash) {
+            model_crash();
+        } else {
+            model_kill();
+        }
+        CHECK_OK(model_open());
+        CHECK_INT(count_journals(), 1);
+        model_compare();
+        finish();
+    }
+}
+
+/* An earlier owner has named no end of the journal before its own: then no
+ * earlier one is needed. */
+TEST(test_chain_without_ends)
+{
+    for (int named = 0; named < 2; named++) {
+        char name[GD_NAME_SIZE];
+        gd_volume_head head;
+        uint8_t raw[GD_VOLUME_HEAD];
+        begin(false);
+        CHECK_OK(model_flush());
+        CHECK_OK(model_write(2, 7));
+        model_kill();
+        CHECK_OK(model_open());
+        CHECK_OK(model_write(5, 7));
+        CHECK_OK(model_flush());
+        CHECK_OK(model_write(9, 7));
+        model_kill();
+        CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
+                                     &the_scratch.err));
+        CHECK_INT(head.needed, head.journal - 1);
+        CHECK(head.before > 0);
+        gd_volume_journal_name("disk", head.journal, name);
+        head.before = named ? head.before : 0;
+        scratch_read(&the_scratch, name, raw, sizeof raw, 0);
+        gd_volume_head_encode(&head, raw);
+        scratch_write(&the_scratch, name, raw, sizeof raw, 0);
+        CHECK_OK(model_open());
+        CHECK_INT(count_journals(), named ? 3 : 1);
+        model_compare();
+        CHECK_OK(model_flush());
+        model_kill();
+        finish();
+    }
+}
+
+/* Without room for the copies, the volume can be read. */
+TEST(test_no_room_for_copies)
+{
+    gd_volume_info info;
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    model_kill();
+    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
+    FAULTS->env.free_space = little_room;
+    uint64_t reserve = the_repo->params.reserve;
+    the_repo->params.reserve = 64 << 20;
+    CHECK_OK(model_open());
+    gd_volume_get_info(the_volume, &info);
+    CHECK(info.is_read_only);
+    model_compare();
+    CHECK_INT(model_flush(), GD_NOSPACE);
+    FAULTS->env.free_space = real;
+    the_repo->params.reserve = reserve;
+    CHECK_OK(model_flush());
+    gd_volume_get_info(the_volume, &info);
+    CHECK(!info.is_read_only);
+    finish();
+}
+
 /* ---- recycled journals (V10) ---- */
 
 #define SPARE "volumes/disk/journal.new"
@@ -815,6 +950,7 @@ TEST(test_journals_are_read_once)
         CHECK_OK(model_write(i, 4 * P));
     }
     CHECK_OK(model_flush());
+    CHECK_OK(model_write(0, 1)); /* it proves what is durable */
     gd_volume_info info;
     gd_volume_get_info(the_volume, &info);
     CHECK(info.head.needed < info.head.journal);
@@ -903,7 +1039,7 @@ TEST(test_spoiled_chain)
         model_kill();
         CHECK_OK(model_open()); /* a second journal, which needs the first */
         CHECK_OK(model_write(3, 3));
-        CHECK_OK(model_flush()); /* stored: the first is no longer needed */
+        CHECK_OK(model_checkpoint()); /* stored: the first is no longer needed */
         CHECK_OK(model_write(9, 3));
         /* A checkpoint that fails leaves a frozen journal, synced. The first
          * link is the next journal's. */
