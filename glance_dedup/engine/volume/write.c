@@ -9,6 +9,9 @@ enum {
     JOURNAL_BYTES = 64 << 20, /* of the active journal: a checkpoint is due */
     JOURNAL_RECORDS = 131072, /* likewise */
     PRESSURE = 4,             /* so many times as much: writes wait */
+    PART_SHARE = 128,         /* a part's size, divided by this: about what its
+                               * recipe has at most */
+    MIN_PART_BYTES = 64 << 10, /* for its syncs */
 };
 
 /* REQUIRES: the mutex. */
@@ -27,6 +30,36 @@ gd_volume_needs_checkpoint(gd_volume *volume)
     bool due = is_full(volume, 1) || volume->recovered || volume->waiting;
     pthread_mutex_unlock(&volume->mutex);
     return due;
+}
+
+/* Returns whether the active journal touches no more than so many parts.
+ * REQUIRES: the mutex. */
+static bool
+touches_at_most(const gd_volume *volume, uint64_t most)
+{
+    uint64_t size = volume->head.part_size, next = 0, count = 0;
+    const gd_piece *piece;
+    while (count <= most &&
+           (piece = gd_overlay_find(&volume->fresh, next * size)) != NULL) {
+        uint64_t part = piece->offset / size;
+        next = (part > next ? part : next) + 1;
+        count++;
+    }
+    return count <= most;
+}
+
+bool
+gd_volume_is_worth_checkpoint(gd_volume *volume)
+{
+    pthread_mutex_lock(&volume->mutex);
+    const gd_journal *active = volume->active;
+    uint64_t cost = volume->head.part_size / PART_SHARE;
+    cost = cost < MIN_PART_BYTES ? MIN_PART_BYTES : cost;
+    bool worth =
+        active->records > 0 &&
+        touches_at_most(volume, (active->end - active->start) / cost);
+    pthread_mutex_unlock(&volume->mutex);
+    return worth;
 }
 
 /* Waits until the journal may take more.

@@ -180,6 +180,29 @@ check_extents(uint64_t offset, uint64_t length)
 
 /* ---- tests ---- */
 
+/* While nobody writes, a checkpoint waits for so many bytes for each part that it
+ * would rewrite: for parts of this size, 64 KiB. */
+TEST_WITH(test_worth_of_a_checkpoint, setup_volume(SIZE), teardown())
+{
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    put(2 * PART, PART / 2, 1);
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    put(2 * PART, PART / 2, 2);
+    CHECK(gd_volume_is_worth_checkpoint(volume));
+    put(3 * PART - 1, 2, 3); /* another part */
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    zero(0, SIZE); /* all six */
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    for (uint64_t i = 0; i < 5; i++) {
+        CHECK(!gd_volume_is_worth_checkpoint(volume));
+        put(3 * PART, PART, i);
+    }
+    CHECK(gd_volume_is_worth_checkpoint(volume));
+    checkpoint();
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    compare(0, SIZE);
+}
+
 TEST_WITH(test_new_volume_is_zeros, setup_volume(SIZE), teardown())
 {
     gd_volume_info info;
