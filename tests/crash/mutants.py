@@ -47,6 +47,7 @@ _BUILD_TIMEOUT = 100    # seconds for one file
 
 
 _SPOOL = 'glance_dedup/engine/files/spool.c'
+_TRANSACTION = 'glance_dedup/engine/write/transaction.c'
 _IMAGE_DELETE = 'glance_dedup/engine/files/image_delete.c'
 _APPENDER = 'glance_dedup/engine/write/appender.c'
 _TAIL = 'glance_dedup/engine/write/tailrecovery.c'
@@ -138,11 +139,23 @@ MUTANTS = (
                  'int rc = 0;'),),
         workload='store', quick=True),
     Mutant(
+        'only-the-first-recipe-fsynced', 'N8.2', (
+            Edit(_TRANSACTION,
+                 '        GD_TRY(gd_spool_sync_recipe(repo->env, '
+                 '&image->spool, image->image_id,\n'
+                 '                                    err));\n',
+                 '        if (i == 0) {\n'
+                 '            GD_TRY(gd_spool_sync_recipe(repo->env, '
+                 '&image->spool, image->image_id,\n'
+                 '                                        err));\n'
+                 '        }\n'),),
+        workload='volume'),
+    Mutant(
         'spool-not-fsynced', 'N8.2', (
             Edit(_SPOOL,
-                 'GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); '
+                 'return gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
                  '/* N8.2 */',
-                 ''),),
+                 'return GD_OK;'),),
         workload='delete'),
     Mutant(
         'images-not-fsynced', 'N8.3', (
@@ -275,9 +288,11 @@ MUTANTS = (
     Mutant(
         'delete-images-not-fsynced', 'N9.6', (
             Edit(_IMAGE_DELETE,
-                 'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
-                 '/* N9.6 */',
-                 'return GD_OK;'),),
+                 'gd_status s = gd_sync_dir(env, root, GD_DIR_IMAGES,\n'
+                 '                                  worst == GD_OK ? err : '
+                 '&none); /* N9.6 */',
+                 'gd_status s = GD_OK;\n'
+                 '        (void)none;'),),
         workload='delete'),
     # -- accounting (I9, N1 to N5) ----------------------------------------
     Mutant(

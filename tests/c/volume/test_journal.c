@@ -87,7 +87,7 @@ static void
 append(gd_record_kind kind, uint64_t offset, uint64_t length)
 {
     uint8_t *data = t.data[t.count];
-    fill_random(data, MAX_LENGTH, t.count + 1);
+    fill_random(data, MAX_LENGTH, 100 * t.number + t.count);
     gd_append one = make_append(kind, offset, length, data);
     CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
     gd_journal_accept(t.journal, &one);
