@@ -62,6 +62,8 @@ volume show disk
 volume list
 volume snapshot disk moment
 volume rollback disk moment
+volume snapshot disk later
+volume diff moment later
 volume resize disk 8M
 volume rename disk renamed
 backup run volume:renamed
@@ -76,6 +78,8 @@ task collect
 project count
 project list
 project show p
+image du one copied
+volume du renamed
 repository space
 repository check
 repository rebuild-catalog
@@ -84,7 +88,7 @@ index rebuild
 status
 upgrade check
 image delete one copied
-image delete moment
+image delete moment later
 volume delete renamed empty
 image mark-lost unreadable --yes
 task collect
