@@ -57,7 +57,7 @@ main(int argc, char **argv)
     if (s != GD_OK) {
         give_up(err.text);
     }
-    const uint8_t *data = read_file(argv[1], &length);
+    const uint8_t *data = load_file(argv[1], &length);
     for (int round = atoi(argv[5]); round > 0; round--) {
         double start = seconds(CLOCK_PROCESS_CPUTIME_ID);
         size_t blocks = cut_all(&chunker, data, length);

@@ -53,7 +53,7 @@ main(int argc, char **argv)
     if (argc != 5) {
         give_up("FILE DIGEST BLOCK_SIZE THREADS");
     }
-    w.data = read_file(argv[1], &length);
+    w.data = load_file(argv[1], &length);
     w.size = strtoul(argv[3], NULL, 10);
     w.blocks = length / w.size;
     unsigned threads = (unsigned)strtoul(argv[4], NULL, 10);

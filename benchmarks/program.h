@@ -29,7 +29,7 @@ seconds(clockid_t clock)
 
 /* Reads a whole file.  The caller frees it. */
 static inline uint8_t *
-read_file(const char *path, size_t *length)
+load_file(const char *path, size_t *length)
 {
     FILE *file = fopen(path, "rb");
     if (file == NULL || fseek(file, 0, SEEK_END) != 0) {

@@ -302,7 +302,7 @@ main(int argc, char **argv)
     }
     disk d = {.every = strtoull(argv[11], NULL, 10)};
     size_t size;
-    uint8_t *ops = read_file(argv[13], &size);
+    uint8_t *ops = load_file(argv[13], &size);
     open_disk(&d, argv);
     open_stores(&d, argv + 6);
     double seconds = operate_all(&d, ops, size, strtod(argv[12], NULL));
