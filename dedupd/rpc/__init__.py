@@ -216,7 +216,12 @@ def _truth(name: str, value: Any) -> None:
         raise InvalidArguments(f'{name!r} is neither true nor false.')
 
 
-_CHECKS = {bool: _truth, str: _text, int: _number}
+def _list(name: str, value: Any) -> None:
+    if not isinstance(value, list):
+        raise InvalidArguments(f'{name!r} is not a list.')
+
+
+_CHECKS = {bool: _truth, str: _text, int: _number, list: _list}
 # The arguments of all tasks; Control checks which task has which.
 _TASK_ARGUMENTS = {
     name: _CHECKS[kind] for task in registry.TASKS.values()

@@ -234,9 +234,6 @@ def _require_usage(**names: list[str]) -> None:
     from glance_dedup.base import imageids
     from glance_dedup.repository import volumes
 
-    if not names:
-        raise exceptions.InvalidParameter(
-            'images, volumes: at least one of them must be given')
     is_valid = {'images': imageids.is_valid, 'volumes': volumes.is_name}
     for what, some in names.items():
         if not 0 < len(some) <= image_usage.MAX_NAMES:

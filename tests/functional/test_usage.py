@@ -69,7 +69,7 @@ def test_with_two_daemons(path, cli):
             lambda: other.status()['daemon']['role'] == 'maintainer')
         on(cli, other.wait_for_catalog())('image', 'du', 'i0').failed(
             'there is no image i0')
-        for body in (b'{}', b'{"images": []}', b'{"images": [1]}',
+        for body in (b'{"images": []}', b'{"images": [1]}',
                      b'{"images": "i0"}', b'{"volumes": ["/"]}',
                      b'{"others": ["x"]}'):
             assert other.request('POST', '/v1/tasks/usage',
