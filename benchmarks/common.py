@@ -328,7 +328,7 @@ def can_empty_page_cache() -> bool:
 # -- disks --------------------------------------------------------------------
 
 class DiskWork(NamedTuple):
-    """What a disk was given to do."""
+    """The work that a disk was given."""
 
     writes: int
     flushes: int

@@ -718,7 +718,7 @@ def lose_a_group_without_images(filled, connection):
 
 def lose_a_recipe(filled, connection):
     named = {key.image_id: keys.of_recipe(filled.settings.owner, *key)
-             for key in test_snapshots.kinds(filled, connection)[1]}
+             for key in test_metadata_backups.kinds(filled, connection)[1]}
     return named['two'], ['two']
 
 

@@ -440,7 +440,7 @@ def begun(connected, image_id, header):
 
 
 def test_nobody_takes_all_places_of_senders(tmp_path, home):
-    """Who sends several images makes room for others, and not again."""
+    """A sender of several images makes room for others, and only once."""
     path = repositories.create(tmp_path / 'repository')
     with stored(home, 'any', noise(MIB, 7)), contextlib.closing(
             replicas.Sending(home, 'any')) as sending:

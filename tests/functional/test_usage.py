@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What deleting frees, as announced by a daemon, while others use it all."""
+"""A daemon announces the space that a deletion frees, while others work."""
 
 import random
 

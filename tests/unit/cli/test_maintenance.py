@@ -564,4 +564,5 @@ def test_image_du_with_damage(either):
 
 def test_image_du_takes_many(filled):
     many = [f'i{number}' for number in range(513)]
-    filled('image', 'du', *many).refused('images: a run takes 1 to 512 of them, not 513')
+    filled('image', 'du', *many).refused(
+        'images: a run takes 1 to 512 of them, not 513')
