@@ -100,6 +100,8 @@ class Exports:
         self.memory = _Memory()
         # Not the threads of HTTP, because these may wait for arrivals.
         self._workers = thread_pool.Workers('dedupd-nbd', THREADS)
+        # One comparison at a time, so that other clients' reads have threads.
+        self.comparing = asyncio.Semaphore()
         self.served = self.requests = self.sent = self.errors = 0
 
     def connection(self, sock: socket.socket, place: connection_limits.Place
@@ -403,6 +405,7 @@ class _Connection:
             return None
         go = option == nbd_protocol.Option.GO
         try:
+            await self._keep_contexts(name, reading)
             await self._send(nbd_protocol.info_replies(
                 option, name, reading.size, self._flags(),
                 reading.upload_id,
@@ -413,7 +416,6 @@ class _Connection:
         finally:
             if not go:
                 await self._exports.run(reading.close)
-        await self._keep_contexts(name)
         return reading if go else None
 
     async def _open_old(self, data: bytes) -> image_source.Reading:
@@ -424,13 +426,13 @@ class _Connection:
             raise nbd_protocol.Violation(
                 f'EXPORT_NAME has no answer for an error: {e}')
         try:
+            await self._keep_contexts(data, reading)
             await self._send(
                 nbd_protocol.export_data(reading.size, self._flags())
                 + (b'' if self._no_zeroes else bytes(124)))
         except BaseException:
             await self._exports.run(reading.close)
             raise
-        await self._keep_contexts(data)
         return reading
 
     async def _reading(self, name: bytes) -> image_source.Reading:
@@ -446,8 +448,16 @@ class _Connection:
         return _FLAGS | (nbd_protocol.Flag.SEND_DF if self._structured
                          else nbd_protocol.Flag(0))
 
-    async def _keep_contexts(self, name: bytes) -> None:
-        if self._context != name:
+    async def _keep_contexts(self, name: bytes, reading: image_source.Reading
+                             ) -> None:
+        """Keep the selected contexts only if they are of this export.
+
+        An image may have been replaced since the selection. The client then
+        gets an error for its first request, and no ranges of another image.
+        """
+        if self._context != name or (
+                self._comparison is not None
+                and self._comparison.upload_id != reading.upload_id):
             await self._forget_contexts()
 
     # -- transmission ------------------------------------------------------
@@ -616,8 +626,10 @@ class _Connection:
             found.append((nbd_protocol.ALLOCATION, await self._exports.run(
                 reading.extents, request.offset, request.length)))
         if self._comparison is not None:
-            found.append((nbd_protocol.CHANGES, await self._exports.run(
-                self._comparison.extents, request.offset, request.length)))
+            async with self._exports.comparing:
+                found.append((nbd_protocol.CHANGES, await self._exports.run(
+                    self._comparison.extents, request.offset,
+                    request.length)))
         is_one = request.flags & nbd_protocol.RequestFlag.REQ_ONE
         await self._reply(b''.join(
             nbd_protocol.status_chunk(

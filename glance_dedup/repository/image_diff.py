@@ -30,8 +30,8 @@ _FINGERPRINT = 32
 _BLOCK = _FINGERPRINT + _LENGTH.size
 
 _SLOT_BITS = 15
-# The most extents that one request returns.
-_MAX_EXTENTS = 16384
+# The most blocks, or extents, that one request compares.
+_MAX_STEPS = 16384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def ranges(before: openimages.Image, after: openimages.Image,
         the image's commit
     """
     for (changed, zeros), some in itertools.groupby(
-            _steps(before, after, offset, are_digests_strong),
+            _steps(before, after, offset, after.size, are_digests_strong),
             lambda step: step[1:]):
         length = sum(step[0] for step in some)
         yield Range(offset, length, changed, zeros)
@@ -156,11 +156,15 @@ def ranges(before: openimages.Image, after: openimages.Image,
 
 
 def _steps(before: openimages.Image, after: openimages.Image, offset: int,
-           are_digests_strong: bool) -> Iterator[tuple[int, bool, bool]]:
-    """Length, whether it changed, and whether it is zeros afterwards."""
+           end: int, are_digests_strong: bool
+           ) -> Iterator[tuple[int, bool, bool]]:
+    """Length, whether it changed, and whether it is zeros afterwards.
+
+    A step is a part of a block, of an extent, or of several equal blocks.
+    """
     a, b = _Side(before, offset), _Side(after, offset)
-    while a.piece is not None and b.piece is not None:
-        length = min(a.piece.length, b.piece.length)
+    while offset < end and a.piece is not None and b.piece is not None:
+        length = min(a.piece.length, b.piece.length, end - offset)
         zeros = not b.piece.blocks
         if not a.piece.blocks or zeros:
             yield length, bool(a.piece.blocks) or not zeros, zeros
@@ -172,12 +176,16 @@ def _steps(before: openimages.Image, after: openimages.Image, offset: int,
             # are cut alike.
             yield length, True, False
         else:
-            length = 0
+            most, length = length, 0
             for step, changed in _by_block(a, b):
+                step = min(step, most - length)
                 length += step
                 yield step, changed, False
+                if length == most:
+                    break
         a.skip(length)
         b.skip(length)
+        offset += length
 
 
 def _by_block(a: _Side, b: _Side) -> Iterator[tuple[int, bool]]:
@@ -241,6 +249,11 @@ class Comparison(closing.Closing):
         """Bytes of each of the images."""
         return self._after.size
 
+    @property
+    def upload_id(self) -> str:
+        """The id of the upload that wrote the second image."""
+        return self._after.stat.upload_id
+
     def ranges(self, offset: int = 0) -> Iterator[Range]:
         """See :func:`ranges`."""
         return ranges(self._before, self._after, offset, self._is_strong)
@@ -248,17 +261,17 @@ class Comparison(closing.Closing):
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
         """Successive extents: (length, whether it changed).
 
-        There is at least one. Together they may be shorter than the request.
+        There is at least one. Together they may be shorter than the request,
+        since a call compares only so many blocks.
         """
         found: list[tuple[int, bool]] = []
-        end = min(self.size, offset + length)
-        for part in self.ranges(offset):
-            if part.offset >= end or len(found) == _MAX_EXTENTS:
-                break
-            size = min(part.length, end - part.offset)
-            if found and found[-1][1] == part.changed:
+        for size, changed, _ in itertools.islice(
+                _steps(self._before, self._after, offset,
+                       min(self.size, offset + length), self._is_strong),
+                _MAX_STEPS):
+            if found and found[-1][1] == changed:
                 size += found.pop()[0]
-            found.append((size, part.changed))
+            found.append((size, changed))
         return found
 
     def are_related(self) -> bool:

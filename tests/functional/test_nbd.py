@@ -362,6 +362,21 @@ def test_images_without_a_comparison(own, two, before):
         assert 'only images of one size can be compared' in own.text()
 
 
+def test_an_image_that_is_replaced_after_its_comparison(own, two, tmp_path):
+    """The ranges are of another upload than the data, so there are none."""
+    with own.session() as session:
+        session.haggle().option(nbd.STRUCTURED)
+        session.structured = True
+        session.option(nbd.SET_CONTEXTS, nbd.contexts(
+            b'later', b'qemu:dirty-bitmap:image'))
+        with repositories.open_repository(tmp_path / 'own') as opened:
+            opened.delete('later')
+            repositories.put(opened, 'later', two[0])
+        session.option(nbd.GO, nbd.name_and(b'later'))
+        assert session.answer(nbd.STATUS, 0, 512)[0] == nbd.EINVAL
+    require_alive(own)
+
+
 def test_images_of_a_comparison_are_closed(own, two, tmp_path):
     """Their blocks can be collected when no client compares them."""
     with own.session() as session:

@@ -123,6 +123,28 @@ def test_from_any_offset(repo, seed):
             assert length >= 0
 
 
+def test_a_request_is_bounded(repo, monkeypatch):
+    """A request compares no block behind its end, and only so many blocks."""
+    steps = []
+
+    def counted(*args):
+        for step in all_steps(*args):
+            steps.append(step)
+            yield step
+
+    all_steps = image_diff._steps
+    monkeypatch.setattr(image_diff, '_steps', counted)
+    monkeypatch.setattr(image_diff, '_MAX_STEPS', 8)
+    put(repo, 'a', noise(100_000, 1))
+    put(repo, 'b', noise(100_000, 2))
+    with image_diff.Comparison(repo, 'a', 'b') as comparison:
+        assert comparison.extents(3, 1) == [(1, True)]
+        assert len(steps) == 1
+        (length, is_changed), = comparison.extents(0, 100_000)
+        assert is_changed and 0 < length <= 100_000
+        assert len(steps) <= 1 + 8
+
+
 def test_images_that_are_cut_in_different_ways(repo):
     """Shifted bytes are found at another phase, and compared all the same."""
     data = noise(60_000)
