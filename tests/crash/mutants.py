@@ -136,7 +136,7 @@ MUTANTS = (
         'recipe-not-fsynced', 'N8.2', (
             Edit(_SPOOL,
                  'int rc = env->fsync(env, file->fd); /* N8.2 */',
-                 'int rc = 0;'),),
+                 'int rc = env == NULL && file->fd < 0;'),),
         workload='store', quick=True),
     Mutant(
         'only-the-first-recipe-fsynced', 'N8.2', (
@@ -155,14 +155,18 @@ MUTANTS = (
             Edit(_SPOOL,
                  'return gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
                  '/* N8.2 */',
-                 'return GD_OK;'),),
+                 'return env == NULL && root < 0 && err == NULL ? GD_IO\n'
+                 '                                                : '
+                 'GD_OK;'),),
         workload='delete'),
     Mutant(
         'images-not-fsynced', 'N8.3', (
             Edit(_SPOOL,
                  'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
                  '/* N8.3 */',
-                 'return GD_OK;'),),
+                 'return env == NULL && root < 0 && err == NULL ? GD_IO\n'
+                 '                                                : '
+                 'GD_OK;'),),
         workload='store', quick=True),
     Mutant(
         'group-not-synced', 'I1, N8.1', (
