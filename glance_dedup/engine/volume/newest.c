@@ -43,8 +43,6 @@ gd_volume_read_head(gd_repo *repo, const char *name, gd_volume_head *head,
     if (s != GD_OK) {
         return s;
     }
-    /* Since it was listed, the owner may have unlinked the newest journal, or
-     * written the next one over its file (V10). */
     for (int i = 0; i < LOOK_TRIES; i++) {
         gd_journal *journal;
         gd_volume_mark *marks;
@@ -53,13 +51,11 @@ gd_volume_read_head(gd_repo *repo, const char *name, gd_volume_head *head,
             repo->env->release(repo->env, marks);
             gd_journal_close(journal);
         }
-        if (s != GD_NOTFOUND && s != GD_CORRUPT) {
+        if (s != GD_NOTFOUND) {
             return s;
         }
     }
-    return s == GD_CORRUPT
-               ? s
-               : gd_fail(err, GD_NOTFOUND, "there is no volume %s", name);
+    return gd_fail(err, GD_NOTFOUND, "there is no volume %s", name);
 }
 
 gd_status
@@ -68,7 +64,7 @@ gd_volume_write_head(gd_repo *repo, const char *name, gd_volume_head *head,
 {
     gd_journal *journal;
     bool named;
-    GD_TRY(gd_journal_create(repo->env, repo->root, name, head, marks, NULL,
+    GD_TRY(gd_journal_create(repo->env, repo->root, name, head, marks,
                              &journal, &named, err));
     gd_journal_close(journal);
     return GD_OK;
