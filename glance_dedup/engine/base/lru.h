@@ -44,6 +44,7 @@ typedef struct gd_lru_item {
     bool kept;
 } gd_lru_item;
 
+/* env->release is one, for objects that have nothing else to give back. */
 typedef void gd_lru_destroy(const gd_env *env, void *object);
 
 typedef struct gd_lru_stats {

@@ -23,12 +23,6 @@ typedef struct cached_page {
     gd_extent extents[];
 } cached_page;
 
-static void
-free_object(const gd_env *env, void *object)
-{
-    env->release(env, object);
-}
-
 /* ---- extents ---- */
 
 static gd_lru_key
@@ -238,7 +232,7 @@ gd_metacache_open(const gd_env *env, uint64_t budget, gd_metacache **out,
         return GD_NOMEM;
     }
     cache->pages = (gd_page_cache){get_page, keep_page, drop_page};
-    gd_lru_init(&cache->lru, env, free_object, budget);
+    gd_lru_init(&cache->lru, env, env->release, budget);
     *out = cache;
     return GD_OK;
 }

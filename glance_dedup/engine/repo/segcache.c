@@ -12,12 +12,6 @@ struct gd_segcache {
     atomic_bool lists_only;
 };
 
-static void
-free_segment(const gd_env *env, void *segment)
-{
-    env->release(env, segment);
-}
-
 gd_status
 gd_segcache_open(const gd_env *env, gd_segcache **out, gd_error *err)
 {
@@ -25,7 +19,7 @@ gd_segcache_open(const gd_env *env, gd_segcache **out, gd_error *err)
     if (cache == NULL) {
         return GD_NOMEM;
     }
-    gd_lru_init(&cache->lru, env, free_segment, 0);
+    gd_lru_init(&cache->lru, env, env->release, 0);
     *out = cache;
     return GD_OK;
 }
