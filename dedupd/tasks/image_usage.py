@@ -31,6 +31,7 @@ from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer_role
+from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import records
 from glance_dedup.maintenance import refcounts
 from glance_dedup.repository import layout
@@ -42,6 +43,8 @@ MAX_NAMES = 512
 
 # The most groups whose counts are in memory.
 _GROUPS = 64
+# No group has so high a number.
+_NO_GROUP = 1 << 32
 # A volume in use gets new recipes meanwhile. Then the task begins again, as
 # often as this.
 _ATTEMPTS = 3
@@ -78,7 +81,7 @@ class Usage:
     error: str | None = None
     """The reason why it has no figures."""
     is_damaged: bool = False
-    """Whether the error is damage."""
+    """True if the error is damage."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,15 +266,14 @@ class _Run:
     def _measure(self, partitions: run_partitions.Partitions) -> Usage:
         """Compare all runs with the counts; return the sum of all targets."""
         together = Usage()
-        groups = self._maintainer.engine.groups()
+        groups = sorted(self._maintainer.engine.groups())
         count = len(partitions.files)
-        # A partition has each `count`-th group.
-        turns = max(groups, default=0) // count // _GROUPS + 1
-        for number, file in enumerate(partitions.files):
-            for turn in range(turns):
-                self._measure_groups(file, count, turn, together)
-                self._pace.step(number * turns + turn + 1, count * turns,
-                                'comparing blocks', cost=file.tell())
+        steps = [(file, numbers) for part, file in enumerate(partitions.files)
+                 for numbers in _stretches(groups, part, count)]
+        for done, (file, numbers) in enumerate(steps, 1):
+            self._measure_groups(file, numbers, together)
+            self._pace.step(done, len(steps), 'comparing blocks',
+                            cost=file.tell())
         for target in self._targets:
             if target.usage.error is None:
                 for name in ('size', 'recipe_bytes', 'journal_bytes',
@@ -280,9 +282,9 @@ class _Run:
                             + getattr(target.usage, name))
         return together
 
-    def _measure_groups(self, file: BinaryIO, partitions: int, turn: int,
+    def _measure_groups(self, file: BinaryIO, numbers: range,
                         together: Usage) -> None:
-        """Measure the blocks of 64 groups of a partition."""
+        """Measure the blocks of a partition's groups with these numbers."""
         all_named = _Named(self._maintainer)
         number, named = -1, all_named
         for owner, runs in run_partitions.sections(file):
@@ -293,7 +295,7 @@ class _Run:
                     self._add_groups(named, self._targets[number].usage)
                 number, named = owner, _Named(self._maintainer)
             for key, some in refcounts.by_chunk(runs).items():
-                if key[0] // partitions // _GROUPS == turn:
+                if key[0] in numbers:
                     named.add(key, some)
                     all_named.add(key, some)
         if number >= 0:
@@ -310,6 +312,20 @@ class _Run:
                 raise
             except (exceptions.ImageNotFound, *exceptions.UNREADABLE) as e:
                 self._unread[group] = str(e)
+
+
+def _stretches(groups: Sequence[int], part: int, partitions: int
+               ) -> list[range]:
+    """Numbers of groups that are measured together: at most 64 that exist.
+
+    Each number is in one of the ranges, that of a lost group, too.
+
+    :param groups: all that exist, sorted
+    """
+    own = [group for group in groups
+           if rebuild_worker.partition_of(group, partitions) == part]
+    starts = [0, *own[_GROUPS::_GROUPS]]
+    return list(map(range, starts, [*starts[1:], _NO_GROUP]))
 
 
 class _Named:

@@ -382,6 +382,23 @@ def test_a_damaged_volume(big):
 
 # -- the run ------------------------------------------------------------------
 
+@pytest.mark.parametrize('groups', [
+    [], [1], list(range(1, 65)), list(range(1, 400)), [5, 1 << 20, 1 << 27],
+    list(range(1, 100_000, 771))])
+@pytest.mark.parametrize('partitions', [1, 2, 8])
+def test_passes_over_a_partition(groups, partitions):
+    """They go by the groups that exist; each number is in one pass."""
+    for part in range(partitions):
+        found = image_usage._stretches(groups, part, partitions)
+        own = [group for group in groups if group % partitions == part]
+        assert len(found) == max(1, -(-len(own) // 64))
+        assert all(sum(group in numbers for group in own) <= 64
+                   for numbers in found)
+        assert found[0].start == 0 and found[-1].stop == 1 << 32
+        assert all(one.stop == following.start
+                   for one, following in zip(found, found[1:]))
+
+
 def test_it_can_be_stopped(repo, maintainer):
     put(repo, 'a', content(1))
     pace = pacing.Pace()
