@@ -21,16 +21,11 @@ import warnings
 
 import pytest
 
-from dedupd.tasks import collector
 from glance_dedup.base import exceptions
-from glance_dedup.base import pacing
 from glance_dedup.cli import volumeserve
-from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from tests.support import certificates
 from tests.support import daemons
-from tests.support import disks
-from tests.support import maintenance
 from tests.support import nbd
 from tests.support import ports
 from tests.support import repositories
@@ -961,54 +956,3 @@ def test_a_version_that_aborts_gets_one_thread(repository, tmp_path, version,
         capture_output=True, text=True, timeout=60)
     assert done.stdout == f'--threads={threads}\n', done.stderr
     assert (f'nbdkit {version} aborts' in done.stderr) == (threads == 1)
-
-
-# -- a full disk --------------------------------------------------------------
-
-@pytest.mark.needs('disks')
-def test_without_room(tmp_path):
-    """ENOSPC reaches the client; deleting and collecting make room again."""
-    filters = {'filter_dir': str(tmp_path / 'filter')}
-    with disks.mounted(tmp_path, 'ext4') as root:
-        repository = volume_tools.create_repository(root / 'repository')
-        with repositories.open_repository(repository, **filters) as repo:
-            repositories.put(repo, 'image', repositories.noise(12 * MIB, 1))
-            collect(repo)
-        volume_tools.create(repository, 'disk', 256 * MIB, 4 * MIB)
-        with volume_tools.Server(repository, tmp_path) as server:
-            server.start()
-            with server.session() as session:
-                volume_tools.write(session, 0, repositories.noise(2 * MIB, 2))
-                server.control.checkpoint()
-                volume_tools.write(session, MIB, repositories.noise(MIB, 3))
-                disks.fill_bytes(root)
-                at = 2 * MIB
-                error = 0
-                while not error and at < 200 * MIB:
-                    error, _ = session.answer(
-                        nbd.WRITE, at, 65536,
-                        data=repositories.noise(65536, at))
-                    at += 65536
-                assert error == volume_tools.ENOSPC
-                with pytest.raises(exceptions.NoSpaceError):
-                    server.control.checkpoint()
-                assert session.read(0, 2 * MIB) == (
-                    repositories.noise(2 * MIB, 2)[:MIB]
-                    + repositories.noise(MIB, 3))
-                # The same message is not logged again and again.
-                assert server.text().count('error:') < 5, server.text()
-                with repositories.open_repository(
-                        repository, **filters) as repo:
-                    repo.delete('image')
-                    collect(repo)
-                volume_tools.write(session, 8 * MIB, b'x' * 4096,
-                                   volume_tools.FUA)
-                server.control.checkpoint()
-                assert session.read(8 * MIB, 4096) == b'x' * 4096
-            server.stop()
-
-
-def collect(repo):
-    with maintainer_role.Maintainer(repo) as maintainer:
-        maintenance.account(maintainer)
-        collector.run_once(maintainer, pacing.Pace())
