@@ -48,7 +48,7 @@ class Settings:
     inode: int
     """Inode number of the directory when it was attached."""
     allow_http: bool = False
-    """Whether Keystone's catalogue may name an ``http`` URL of Swift."""
+    """True if Keystone's catalogue may name an ``http`` URL of Swift."""
 
     @property
     def owner(self) -> str:

@@ -43,7 +43,7 @@ class Range:
     changed: bool
     """False: it has the same bytes in both."""
     zeros: bool
-    """Whether it is known to be zeros in the second image."""
+    """True if it is known to be zeros in the second image."""
 
 
 @dataclasses.dataclass

@@ -54,7 +54,7 @@ enum {
 
 typedef struct gd_metacache gd_metacache;
 
-/* What reading needs of an entry. */
+/* The fields of an entry that a read needs. */
 typedef struct gd_cached_block {
     uint64_t checksum;
     uint32_t segment;

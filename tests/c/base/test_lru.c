@@ -170,7 +170,7 @@ TEST_WITH(test_without_a_budget, setup(0), teardown())
     CHECK_INT(destroyed, 1);
 }
 
-/* What is lent stays, whatever happens to the table. */
+/* A lent object stays, whatever happens to the table. */
 TEST_WITH(test_lent, setup(10), teardown())
 {
     keep(1, 10, 1);

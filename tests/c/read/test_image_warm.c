@@ -148,7 +148,7 @@ write_entry(uint32_t slot, const gd_entry *entry)
     gd_group_close(group);
 }
 
-/* Where a block lies in the group's file. */
+/* Returns the place of a block in the group's file. */
 static uint64_t
 place_of(uint32_t block)
 {
