@@ -3,7 +3,8 @@
 """Swift, by python-swiftclient and keystoneauth.
 
 Keystone's catalogue says where Swift is, and may say something else later. So
-each login, and each new connection, looks at the URL.
+each login looks at the URL, and no redirect of Swift is followed: the token
+goes to the catalogue's URL only.
 """
 
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ class Swift(backend_base.Backend):
             location.region) else {}
         self._ca_file = location.ca_file or None
         # A connection is for one thread at a time.
-        self._idle: queue.SimpleQueue[client.Connection] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
 
     def urls(self) -> Iterator[str]:
         yield getattr(self._session.auth, 'auth_url', None) or ''
@@ -127,17 +128,15 @@ class Swift(backend_base.Backend):
                 self._idle.get_nowait().close()
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[client.Connection]:
+    def _connection(self) -> Iterator['_Connection']:
         """One that is idle, or a new one; after an error it is closed."""
         try:
             connection = self._idle.get_nowait()
         except queue.Empty:
-            if not self._allow_http:
-                for url in self.urls():
-                    _require_protected(url)
-            connection = client.Connection(
-                session=self._session, os_options=self._options,
-                cacert=self._ca_file, timeout=backend_base.ANSWER_TIMEOUT,
+            connection = _Connection(
+                self._allow_http, session=self._session,
+                os_options=self._options, cacert=self._ca_file,
+                timeout=backend_base.ANSWER_TIMEOUT,
                 # The store repeats requests.
                 retries=0)
         try:
@@ -160,6 +159,29 @@ class Swift(backend_base.Backend):
         """
         self._session.invalidate()
         self.close()
+
+
+class _Connection(client.Connection):
+    """Sends the token to the URL of the last login only.
+
+    It logs in before its first request, and again when Swift refuses the
+    token.
+    """
+
+    def __init__(self, allow_http: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self._allow_http = allow_http
+
+    def get_auth(self) -> tuple[str, str]:
+        url, token = super().get_auth()
+        if not self._allow_http:
+            _require_protected(url or '')
+        return url, token
+
+    def http_connection(self, url: str | None = None) -> Any:
+        parsed, connection = super().http_connection(url)
+        connection.requests_args['allow_redirects'] = False
+        return parsed, connection
 
 
 def _require_protected(url: str) -> None:
