@@ -277,10 +277,9 @@ class GroupReader:
         if group.digest is None:
             raise ondisk.Damage('has fingerprints of an unknown digest: '
                                 + ondisk.printable(name), 56)
-        group.tells = ondisk.is_cryptographic(name)
         if self.fingerprint not in (None, name):
-            group.problem(56, f'has fingerprints by {name}',
-                          severity=ondisk.NOTE)
+            raise ondisk.Damage(f'has fingerprints by {name}', 56)
+        group.tells = ondisk.is_cryptographic(name)
         group.exact = minor <= ondisk.MINOR
         group.slots = slots
         group.largest = largest

@@ -84,6 +84,11 @@ gd_group_head_decode(const uint8_t in[GD_GROUP_HEAD], const gd_params *params,
         return gd_fail(err, GD_CORRUPT,
                        "%s: impossible bounds in the header (offset 48)", name);
     }
+    if (memcmp(value->digest, params->digest, GD_DIGEST_NAME) != 0) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: its fingerprints are by another digest than the "
+                       "repository's, %s (offset 56)", name, params->digest);
+    }
     if (value->major == GD_GROUP_COLD &&
         gd_is_zero(value->object_id, GD_ID_SIZE)) {
         return gd_fail(err, GD_CORRUPT, "%s is cold, and names no object "

@@ -184,6 +184,9 @@ TEST(test_bounds_of_the_header)
         {52, 4097, 4, GD_CORRUPT, "bounds"},
         {52, 65536, 4, GD_CORRUPT, "bounds"},
         {52, UINT32_MAX, 4, GD_CORRUPT, "bounds"},
+        {56, 'S', 1, GD_CORRUPT, "another digest"},
+        {61, 0, 1, GD_CORRUPT, "another digest"},
+        {71, 'x', 1, GD_CORRUPT, "another digest than the repository's, sha256"},
         {72, 0, 8, GD_OK, ""}, /* a byte of the identity */
         {88, UINT64_MAX, 8, GD_OK, ""}, /* reserved */
         {496, UINT64_MAX, 8, GD_OK, ""},

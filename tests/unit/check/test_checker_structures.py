@@ -133,7 +133,8 @@ def sealed_group(repository, **change):
     {'_48': struct.pack('<I', 2**32 - 1)}, {'_52': struct.pack('<I', 0)},
     {'_52': struct.pack('<I', 2**32 - 1)}, {'_56': b'none\0\0\0'},
     {'_56': b'shake_128'}, {'_56': b'\xff\xfe'}, {'_56': bytes(16)},
-    {'_56': b'md5\0\0\0\0'}, {'_56': b'sha1\0six'}], ids=str)
+    {'_56': b'md5\0\0\0\0'}, {'_56': b'sha1\0six'},
+    {'_56': b'sha3-256'}, {'_56': b'SHA256'}], ids=str)
 def test_group_header(repository, change):
     sealed_group(repository, **change)
     one_damage(repository, 'groups/00000001', 'one')

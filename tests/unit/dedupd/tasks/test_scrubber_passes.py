@@ -326,3 +326,36 @@ def test_no_false_damage(path):
             assert (result.damaged, result.complete) == (0, True)
     assert os.listdir(path / 'quarantine') == []
     repositories.require_clean(path)
+
+
+# -- repository.json ----------------------------------------------------------
+
+def test_no_block_is_judged_by_another_digest(path):
+    """If ``repository.json`` names another digest, no block is marked.
+
+    New blocks go into a group of their own. Once the file is as it was, all
+    old blocks are there.
+    """
+    with repositories.open_repository(path, codec='none') as repo:
+        put(repo, 'one', content(1))
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+    group = repositories.group_path(path, 1)
+    before = group.read_bytes()
+    repositories.edit_parameters(path, fingerprint='sha512-256')
+    with repositories.open_repository(path, codec='none') as repo:
+        with pytest.raises(exceptions.DamagedError, match='another digest'):
+            read_all(repo, 'one')
+        assert put(repo, 'two', content(1)).new_bytes == len(content(1))
+        assert read_all(repo, 'two') == content(1)
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            result = scrub(maintainer)
+        assert (result.blocks, result.damaged) == (10, 0)
+    assert group.read_bytes() == before
+    assert not list((path / 'quarantine').glob('*'))
+    assert any('groups/00000001' in line and 'fingerprints by sha256' in line
+               for line in findings(path))
+    repositories.edit_parameters(path, fingerprint='sha256')
+    with repositories.open_repository(path, codec='none') as repo:
+        assert read_all(repo, 'one') == content(1)
