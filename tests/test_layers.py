@@ -37,7 +37,7 @@ BINDING = 'binding'
 #: The plugin for nbdkit does, too; it does without Python.
 NBDKIT = 'nbdkit'
 #: Folders of ``tests/c`` besides those of the engine.
-TESTS_ALONE = {'support', 'whole'}
+TESTS_ALONE = {'support', 'whole', 'nbdkit'}
 
 #: The packages, and the modules of dedupd that are in none, with the places
 #: that each may import besides itself. Only those above it, so no two import

@@ -162,6 +162,7 @@ class API:
             await self._run(
                 metrics.render, self._control.status,
                 lambda: self._control.projects()['projects'],
+                lambda: self._control.volumes()['volumes'],
                 self._metrics_projects))
 
     async def _live(self, request: messages.Request) -> messages.Response:

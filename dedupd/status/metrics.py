@@ -3,7 +3,8 @@
 """The daemon's figures for Prometheus, at ``GET /metrics``.
 
 They are the figures of :meth:`dedupd.endpoints.operations.Control.status`,
-and, if ``metrics_projects`` is set, of the projects that have stored most.
+the times of requests to volumes that this host serves, and, if
+``metrics_projects`` is set, the figures of the projects that have stored most.
 Their names follow Prometheus' rules: base units, the unit in the name,
 ``_total`` for a counter. A figure that is not known, for example because the
 catalog is being rebuilt, is left out, so that no reader takes it for zero.
@@ -11,6 +12,7 @@ catalog is being rebuilt, is left out, so that no reader takes it for zero.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import itertools
 import time
 from typing import Any
 
@@ -18,6 +20,7 @@ import prometheus_client
 from prometheus_client import exposition
 from prometheus_client import metrics_core
 
+from glance_dedup.client import volume_control
 from glance_dedup.repository import volumes
 
 #: The Content-Type of :func:`render`'s format.
@@ -25,6 +28,7 @@ CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
 Status = dict[str, Any]
 Projects = list[dict[str, Any]]
+Volumes = list[dict[str, Any]]
 
 #: The most projects that have series of their own. The others have one
 #: together, under this name, which is no project's.
@@ -32,6 +36,9 @@ MAX_PROJECTS = 50
 OTHERS = '(others)'
 #: The label of images that no project stored; an empty one is as good as none.
 NOBODY = '(none)'
+#: The most volumes that have series of their own, the first ones by name. The
+#: others have none: a sum over them would sink whenever one of them ends.
+MAX_VOLUMES = 50
 
 # A name, a help text, and the keys that lead to the value in the status.
 _GAUGES = (
@@ -295,13 +302,18 @@ class Collector:
     :param status: returns the status; called once for each collection
     :param projects: returns the projects, as
         :meth:`dedupd.status.repository_stats.Figures.projects` does
+    :param list_volumes: returns the volumes, as
+        :meth:`dedupd.status.volume_stats.VolumeFigures.all` does
     :param are_named: give series to projects, whose ids they then show
     """
 
     def __init__(self, status: Callable[[], Status],
-                 projects: Callable[[], Projects], are_named: bool) -> None:
+                 projects: Callable[[], Projects],
+                 list_volumes: Callable[[], Volumes],
+                 are_named: bool) -> None:
         self._status = status
         self._projects = projects
+        self._list_volumes = list_volumes
         self._are_named = are_named
 
     def collect(self) -> Iterator[metrics_core.Metric]:
@@ -315,6 +327,7 @@ class Collector:
                 if value is not None:
                     yield kind(name, text, value=float(value))
         yield from _tasks(status.get('tasks') or {})
+        yield _latencies(self._list_volumes())
         if status['daemon']['role'] == 'maintainer':
             projects = self._projects()
             yield metrics_core.GaugeMetricFamily(
@@ -326,14 +339,16 @@ class Collector:
 
 
 def render(status: Callable[[], Status],
-           projects: Callable[[], Projects], are_named: bool) -> bytes:
+           projects: Callable[[], Projects],
+           list_volumes: Callable[[], Volumes], are_named: bool) -> bytes:
     """The answer to ``GET /metrics``.
 
     It uses a registry of its own: other code of the process may register
     metrics with the library's global one.
     """
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
-    registry.register(Collector(status, projects, are_named))
+    registry.register(Collector(
+        status, projects, list_volumes, are_named))
     return exposition.generate_latest(registry)
 
 
@@ -440,6 +455,22 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
                 if value is not None:
                     family.add_metric([task], float(value))
             yield family
+
+
+def _latencies(found: Volumes) -> metrics_core.Metric:
+    family = metrics_core.HistogramMetricFamily(
+        'dedupd_volume_request_duration_seconds',
+        "Times of requests in the volume's server, since it started.",
+        labels=['volume', 'operation'])
+    bounds = [*map(str, volume_control.LATENCY_BOUNDS), '+Inf']
+    live = [volume for volume in found if volume['latency']]
+    for volume in live[:MAX_VOLUMES]:
+        for operation, times in volume['latency'].items():
+            family.add_metric(
+                [volume['name'], operation],
+                [*zip(bounds, itertools.accumulate(times['counts']))],
+                times['seconds'])
+    return family
 
 
 def _label(project: str) -> str:

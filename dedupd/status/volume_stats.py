@@ -59,7 +59,8 @@ class VolumeFigures:
 
         If the head of a journal cannot be read, its figures are None,
         ``counters`` is empty, and ``broken`` has the reason. ``is_live``: the
-        counters are as of now, not as of the last checkpoint.
+        counters are as of now, not as of the last checkpoint. ``latency``
+        has the times of requests, and is empty unless a volume is live.
         """
         if time.monotonic() >= self._until and self._mutex.acquire(
                 blocking=self._found is None):
@@ -113,7 +114,7 @@ class VolumeFigures:
         fields: Fields = {
             **dict.fromkeys(('volume_id', *_HEAD)), 'counters': {},
             'name': name, 'in_use': False, 'is_live': False, 'broken': '',
-            'journal_bytes': journal_bytes}
+            'latency': {}, 'journal_bytes': journal_bytes}
         try:
             head = self._repository.handle().look_at_volume(name)
             fields['in_use'] = openvolumes.is_in_use(self._repository, name)
@@ -136,6 +137,11 @@ class VolumeFigures:
         if status.get('volume_id') != fields['volume_id']:
             return      # the name is another volume's now
         numbers, fields['broken'] = volume_control.figures(status)
+        fields['latency'] = {
+            operation: {'seconds': times.seconds, 'counts': [*times.counts],
+                        'median': times.quantile(0.5),
+                        'p99': times.quantile(0.99)}
+            for operation, times in volume_control.latencies(status).items()}
         fields['is_live'] = True
         fields['size'] = numbers.get('size', fields['size'])
         fields['counters'].update(

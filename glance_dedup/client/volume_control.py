@@ -7,6 +7,7 @@ a request to its server. The head of ``nbdkit/control.h`` has the protocol. The
 client bounds its replies, and checks their form.
 """
 
+import dataclasses
 import os
 import re
 import socket
@@ -21,6 +22,10 @@ _CONNECT_SECONDS = 5.0
 # The most characters of a text that is kept.
 _TEXT = 1000
 _is_number = re.compile('[0-9]{1,19}').fullmatch
+#: The kinds of requests whose times a server counts.
+OPERATIONS = 'read', 'write', 'flush'
+#: The most seconds of a request in each bucket but the last (latency.h).
+LATENCY_BOUNDS = tuple(16 * 2 ** i / 1e6 for i in range(20))
 
 _EXCEPTIONS: dict[str, type[exceptions.RepositoryError]] = {
     'io': exceptions.StorageError,
@@ -148,6 +153,44 @@ class VolumeControl:
                             f"'{first[:80]}'")
         return {key: value for key, _, value in (
             line.partition(' ') for line in lines)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+    """The times of a server's requests of one kind, since it started."""
+
+    seconds: float
+    """The sum of all times."""
+    counts: tuple[int, ...]
+    """The requests in each bucket; the last bucket has no bound."""
+
+    def quantile(self, share: float) -> float | None:
+        """The least bound that a share of the requests kept to, in seconds.
+
+        None: there were no requests, or it is longer than the last bound.
+        """
+        wanted = share * sum(self.counts)
+        found = 0
+        for bound, count in zip(LATENCY_BOUNDS, self.counts):
+            found += count
+            if found and found >= wanted:
+                return bound
+        return None
+
+
+def latencies(status: dict[str, str]) -> dict[str, Latency]:
+    """The times in a server's status, by the kind of request.
+
+    A kind is left out if its line is missing or has another form.
+    """
+    found = {}
+    for operation in OPERATIONS:
+        words = status.get(f'{operation}_latency', '').split(' ')
+        if len(words) == len(LATENCY_BOUNDS) + 2 and all(
+                map(_is_number, words)):
+            nanoseconds, *counts = map(int, words)
+            found[operation] = Latency(nanoseconds / 1e9, tuple(counts))
+    return found
 
 
 def figures(status: dict[str, str]) -> tuple[dict[str, int], str]:

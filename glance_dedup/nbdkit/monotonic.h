@@ -8,13 +8,20 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Milliseconds since some moment before this process began. */
+/* Nanoseconds since some moment before this process began. */
 static inline uint64_t
-gd_nbdkit_now_ms(void)
+gd_nbdkit_now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* The same in milliseconds. */
+static inline uint64_t
+gd_nbdkit_now_ms(void)
+{
+    return gd_nbdkit_now_ns() / 1000000;
 }
 
 #endif

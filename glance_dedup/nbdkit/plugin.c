@@ -39,6 +39,7 @@
 #include "nbdkit/control.h"
 #include "nbdkit/fetcher.h"
 #include "nbdkit/handshakes.h"
+#include "nbdkit/latency.h"
 #include "nbdkit/log.h"
 #include "nbdkit/monotonic.h"
 #include "nbdkit/settings.h"
@@ -65,6 +66,7 @@ static gd_volume *volume;
 static gd_nbdkit_checkpointer *keeper;
 static gd_nbdkit_control *control;
 static gd_nbdkit_clients clients = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static gd_nbdkit_latencies latencies;
 static gd_nbdkit_handshakes handshakes = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- errors ---- */
@@ -160,7 +162,8 @@ static gd_status
 start_control(gd_error *err)
 {
     gd_status s = gd_nbdkit_control_start(
-        &(gd_nbdkit_served){repo, volume, &clients, &settings}, &control, err);
+        &(gd_nbdkit_served){repo, volume, &clients, &settings, &latencies},
+        &control, err);
     if (s == GD_NOSPACE) {
         gd_nbdkit_log("commands cannot reach this server: %s. Make room "
                       "on the disk, and start it again", err->text);
@@ -412,6 +415,14 @@ plugin_can_cache(void *handle)
 
 /* ---- requests ---- */
 
+/* Counts the time of a request, with its waits for locks and checkpoints. */
+static int
+count_time(gd_nbdkit_latency *latency, uint64_t began_ns, int result)
+{
+    gd_nbdkit_latency_add(latency, gd_nbdkit_now_ns() - began_ns);
+    return result;
+}
+
 static int
 plugin_pread(void *handle, void *buf, uint32_t count, uint64_t offset,
              uint32_t flags)
@@ -419,9 +430,10 @@ plugin_pread(void *handle, void *buf, uint32_t count, uint64_t offset,
     (void)handle;
     (void)flags;
     gd_error err;
+    uint64_t began_ns = gd_nbdkit_now_ns();
     begin_request();
     gd_status s = gd_volume_read(volume, buf, count, offset, &err);
-    return end_request(s, &err);
+    return count_time(&latencies.reads, began_ns, end_request(s, &err));
 }
 
 /* Each request that changes bytes is between these two. */
@@ -448,9 +460,11 @@ plugin_pwrite(void *handle, const void *buf, uint32_t count, uint64_t offset,
 {
     (void)handle;
     gd_error err;
+    uint64_t began_ns = gd_nbdkit_now_ns();
     begin_change();
     gd_status s = gd_volume_write(volume, buf, count, offset, &err);
-    return end_change(s, flags, &err);
+    return count_time(&latencies.writes, began_ns,
+                      end_change(s, flags, &err));
 }
 
 /* Serves trim, too.  It costs the same for any length, so it is fast; no space
@@ -472,9 +486,10 @@ plugin_flush(void *handle, uint32_t flags)
     (void)handle;
     (void)flags;
     gd_error err;
+    uint64_t began_ns = gd_nbdkit_now_ns();
     begin_request();
     gd_status s = gd_volume_flush(volume, &err);
-    return end_request(s, &err);
+    return count_time(&latencies.flushes, began_ns, end_request(s, &err));
 }
 
 /* Reads the range, so that the caches have it.  The client is likely to write a

@@ -80,6 +80,21 @@ add_index(gd_nbdkit_answer *answer, const gd_nbdkit_served *served)
     add_number(answer, "index_dropped", stats.dropped);
 }
 
+/* The sum in nanoseconds, and the counts of the buckets. */
+static void
+add_latency(gd_nbdkit_answer *answer, const char *key,
+            gd_nbdkit_latency *latency)
+{
+    char text[(1 + GD_NBDKIT_LATENCY_BUCKETS) * 21 + 1];
+    int length = snprintf(text, sizeof text, "%" PRIuFAST64,
+                          atomic_load(&latency->sum_ns));
+    for (unsigned i = 0; i < GD_NBDKIT_LATENCY_BUCKETS; i++) {
+        length += snprintf(text + length, sizeof text - (size_t)length,
+                           " %" PRIuFAST64, atomic_load(&latency->counts[i]));
+    }
+    add_line(answer, "%s %s", key, text);
+}
+
 static gd_status
 run_status(const gd_nbdkit_served *served, char *words,
            gd_nbdkit_answer *answer, gd_error *err)
@@ -113,6 +128,9 @@ run_status(const gd_nbdkit_served *served, char *words,
     add_number(answer, "skipped", counters->skipped);
     add_number(answer, "prefetches", counters->prefetches);
     add_number(answer, "prefetched", counters->prefetched);
+    add_latency(answer, "read_latency", &served->latencies->reads);
+    add_latency(answer, "write_latency", &served->latencies->writes);
+    add_latency(answer, "flush_latency", &served->latencies->flushes);
     add_index(answer, served);
     add_line(answer, "broken %s", info.broken);
     return GD_OK;

@@ -8,6 +8,7 @@
 
 #include "engine/volume/volume.h"
 #include "nbdkit/clients.h"
+#include "nbdkit/latency.h"
 #include "nbdkit/settings.h"
 
 /* Objects that requests use.  All of them are borrowed. */
@@ -16,11 +17,12 @@ typedef struct gd_nbdkit_served {
     gd_volume *volume;
     gd_nbdkit_clients *clients;
     const gd_nbdkit_settings *settings;
+    gd_nbdkit_latencies *latencies;
 } gd_nbdkit_served;
 
 enum {
     GD_NBDKIT_LINE = 512, /* bytes of a request, with its line feed */
-    GD_NBDKIT_ANSWER = 4096,
+    GD_NBDKIT_ANSWER = 8192,
 };
 
 typedef struct gd_nbdkit_answer {

@@ -546,7 +546,10 @@ def test_volumes(browser, tmp_path):
             assert disk.startswith('disk')
             assert '4.00 MiB, served on this host' in disk
             assert 'read 3.00 MiB, written 64.0 KiB' in disk
-            assert '4.00 MiB, not in use' in idle
+            assert re.search(
+                r'median: read \d+ .?s \(99 %: \d+ .?s\), write \d+ .?s ',
+                disk), disk
+            assert '4.00 MiB, not in use' in idle and 'median' not in idle
             assert browser.text('volumes-note').startswith(
                 '3 volumes, 1 in use.')
             assert not browser.element('volumes-more').is_displayed()

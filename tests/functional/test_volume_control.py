@@ -64,6 +64,30 @@ def test_status(server):
     assert server.number('journal_records') == 0
 
 
+def test_times_of_requests(server):
+    """The server counts each request once, by its kind and its time."""
+    def counted():
+        return volume_control.latencies(server.control.status())
+
+    assert {operation: sum(times.counts) for operation, times
+            in counted().items()} == {'read': 0, 'write': 0, 'flush': 0}
+    began = time.monotonic()
+    with server.session() as session:
+        for _ in range(5):
+            session.read(0, 4096)
+        for flags in (0, 0, volume_tools.FUA):
+            volume_tools.write(session, 0, b'x', flags)
+        volume_tools.ask(session, nbd.FLUSH)
+        # Neither is a write of bytes.
+        volume_tools.ask(session, nbd.TRIM, 0, 4096)
+        volume_tools.ask(session, nbd.ZEROES, 0, 4096)
+    passed = time.monotonic() - began
+    found = counted()
+    assert {operation: sum(times.counts) for operation, times
+            in found.items()} == {'read': 5, 'write': 3, 'flush': 1}
+    assert 0 < sum(times.seconds for times in found.values()) <= passed
+
+
 def test_snapshot(server):
     data = repositories.mixture(SIZE, 5)
     with server.session() as session:
@@ -367,6 +391,35 @@ def test_answers(tmp_path, answer, error):
         finally:
             ended.set()
             thread.join(nbd.LIMIT)
+
+
+@pytest.mark.parametrize('line', [
+    '', ' ', '5', '5' + 20 * ' 1', '5' + 22 * ' 1', '-5' + 21 * ' 1',
+    '5' + 20 * ' 1' + ' x', '5' + 20 * ' 1' + ' 1e3', '5 ' + 21 * ' 1',
+    '5' + 20 * ' 1' + ' ' + '9' * 5000, '5' + 5000 * ' 1'])
+def test_times_in_another_form(line):
+    """They are left out, and the others are not."""
+    good = '16000' + 21 * ' 1'
+    found = volume_control.latencies(
+        {'read_latency': line, 'write_latency': good})
+    assert found == {'write': volume_control.Latency(16e-6, (1,) * 21)}
+
+
+def test_quantiles():
+    """A quantile is the bound of its bucket."""
+    bounds = volume_control.LATENCY_BOUNDS
+    assert (bounds[0], bounds[-1]) == (16e-6, 8.388608)
+
+    def quantiles(**counts):
+        times = volume_control.Latency(1.0, tuple(
+            counts.get(f'b{bucket}', 0) for bucket in range(21)))
+        return [times.quantile(share) for share in (0.5, 0.99)]
+
+    assert quantiles() == [None, None]
+    assert quantiles(b3=1) == [bounds[3], bounds[3]]
+    assert quantiles(b0=50, b7=49, b19=1) == [bounds[0], bounds[7]]
+    assert quantiles(b0=49, b7=49, b19=2) == [bounds[7], bounds[19]]
+    assert quantiles(b0=98, b20=2) == [bounds[0], None]
 
 
 def test_requests_that_cannot_be_sent(tmp_path):

@@ -56,8 +56,11 @@ def test_figures_of_now(server):
             metrics = get(daemon, '/metrics').body.decode()
             assert 'dedupd_volumes_in_use 1.0\n' in metrics
             assert 'dedupd_volumes_read_bytes 4096.0\n' in metrics
-            # However many volumes there are, there are no more series.
-            assert 'disk"' not in metrics
+            series = ('dedupd_volume_request_duration_seconds_count{'
+                      'operation="%s",volume="disk"} %s\n')
+            for operation, count in (('read', 1.0), ('write', 1.0),
+                                     ('flush', 0.0)):
+                assert series % (operation, count) in metrics
 
 
 def test_no_process_maintains_the_repository(server):

@@ -5,7 +5,8 @@
 of its own, linked with ``tests/c/support`` and with the engine. It is built
 and run plain, with the address and undefined-behaviour sanitizers, and, if it
 uses threads, with the thread sanitizer. ``tests/c/whole`` has tests that
-belong to no single folder. By hand, from the top::
+belong to no single folder, ``tests/c/nbdkit`` those of the plugin's files that
+need neither nbdkit nor the engine. By hand, from the top::
 
     make -f tests/native.mk -j VARIANT=asan lib tests/c/files/test_filter
     .build/asan/tests/c/files/test_filter [NAME OF A TEST...]

@@ -866,6 +866,17 @@
   const duplicateWords = (value) => isNumber(value)
     ? `${percent(value)} of what was stored was stored already` : '';
 
+  // No bound: the time is longer than those of the server's histogram.
+  const bound = (seconds) => !isNumber(seconds) ? 'more than 8 s'
+    : seconds < 1e-3 ? `${Math.round(seconds * 1e6)} µs`
+      : seconds < 1 ? `${Math.round(seconds * 1e3)} ms`
+        : `${Math.round(seconds)} s`;
+
+  const latencyWords = (latency) => Object.entries(latency).filter(
+    ([, times]) => times.counts.some((n) => n > 0)).map(
+    ([operation, times]) => `${operation} ${bound(times.median)} (99 %: `
+      + `${bound(times.p99)})`).join(', ');
+
   function volumeRow(volume) {
     const use = !volume.in_use ? 'not in use'
       : volume.is_live ? 'served on this host'
@@ -877,6 +888,8 @@
              : [volume.state], use].join(', '))),
       volume.broken ? el('p', { class: 'error' }, `Broken: ${volume.broken}`)
         : null,
+      latencyWords(volume.latency) ? el('p', { class: 'small muted' },
+        `time of a request, median: ${latencyWords(volume.latency)}`) : null,
       el('p', { class: 'small muted' }, [
         `journal ${bytes(volume.journal_bytes)}`,
         counterWords(volume.counters),

@@ -83,9 +83,9 @@ def full(status):
     return status
 
 
-def parse(status, projects=(), are_named=True):
-    text = metrics.render(
-        lambda: status, lambda: [*projects], are_named).decode()
+def parse(status, projects=(), are_named=True, volumes=()):
+    text = metrics.render(lambda: status, lambda: [*projects],
+                          lambda: [*volumes], are_named).decode()
     families = list(parser.text_string_to_metric_families(text))
     return text, families
 
@@ -158,7 +158,8 @@ def test_every_metric_is_in_the_guide(full):
              / 'doc/source/reference/metrics.rst').read_text()
     some = project('one', 1, exclusive_bytes=1, shared_bytes=1,
                    charged_bytes=1)
-    missing = {sample.name for family in parse(full, [some])[1]
+    missing = {sample.name
+               for family in parse(full, [some], volumes=[volume('v')])[1]
                for sample in family.samples
                if not re.search(rf'``{sample.name}\b', guide)}
     assert not missing
@@ -186,7 +187,7 @@ def test_of_a_real_status(status):
 
 def test_rules(full):
     """The metrics follow the rules of promtool's linter."""
-    text, families = parse(full)
+    text, families = parse(full, volumes=[volume('v')])
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     for family in families:
@@ -196,17 +197,51 @@ def test_rules(full):
         for sample in family.samples:
             assert (sample.name.endswith('_total')
                     == (family.type == 'counter')), sample.name
-            assert not {'le', 'quantile', 'job', 'instance'} & set(
-                sample.labels)
+            assert not {'quantile', 'job', 'instance'} & set(sample.labels)
+            assert ('le' in sample.labels) == (
+                sample.name == f'{family.name}_bucket')
             assert 'dedupd' not in '_'.join(sample.labels)
         words = family.name.split('_')
         for unit in _UNITS:
             # A unit is the last word, except for those of timestamps and
             # counters.
             assert unit not in words[:-1], family.name
-        assert family.type in ('gauge', 'counter'), family.name
+        assert family.type in ('gauge', 'counter', 'histogram'), family.name
         assert f'# HELP {family.name}' in text
         assert f'# TYPE {family.name}' in text
+
+
+def volume(name, counts=(0, 2, *[0] * 18, 1), **latency):
+    return {'name': name, 'latency': latency or {
+        'read': {'seconds': 9.5, 'counts': [*counts], 'median': 3.2e-5,
+                 'p99': None}}}
+
+
+def test_times_of_a_volumes_requests(full):
+    family, = (found for found in parse(full, volumes=[
+        volume('one'), {'name': 'idle', 'latency': {}}])[1]
+        if found.type == 'histogram')
+    assert family.name == 'dedupd_volume_request_duration_seconds'
+    found = {(sample.name.removeprefix(f'{family.name}_'),
+              sample.labels.get('le')): sample.value
+             for sample in family.samples}
+    assert all(sample.labels['volume'] == 'one'
+               and sample.labels['operation'] == 'read'
+               for sample in family.samples)
+    assert (found['count', None], found['sum', None]) == (3, 9.5)
+    assert found['bucket', '1.6e-05'] == 0
+    assert found['bucket', '3.2e-05'] == found['bucket', '8.388608'] == 2
+    assert found['bucket', '+Inf'] == 3
+    assert len(found) == 21 + 2
+
+
+def test_volumes_are_bounded(full):
+    families = parse(full, volumes=[
+        volume(f'disk-{number:03}') for number in range(300)])[1]
+    shown = {sample.labels['volume'] for family in families
+             for sample in family.samples if 'volume' in sample.labels}
+    assert shown == {f'disk-{number:03}'
+                     for number in range(metrics.MAX_VOLUMES)}
 
 
 def project(name, stored, **fields):

@@ -66,6 +66,7 @@ def test_of_a_volume_that_nobody_uses(repo, figures):
             found['source'], found['created']) == (
         'disk', 'ready', MIB, 'a project', '', stat.created)
     assert not found['in_use'] and not found['is_live']
+    assert found['latency'] == {}
     assert found['broken'] == '' and found['journal_bytes'] > 0
     assert found['counters']['written_bytes'] == 1000
     for key, (shown, _) in volumes.COUNTERS.items():
@@ -212,7 +213,10 @@ def test_answers_that_lie(repo, figures):
     def answer(client):
         client.sendall(
             f'ok\nvolume_id {volume_id}\nsize -1\nread {"9" * 5000}\n'
-            f'written 1e9\nflushes 7\nbroken {"x" * 50000}\n\n'.encode())
+            f'written 1e9\nflushes 7\nread_latency -1 5\n'
+            f'write_latency {"9" * 20}{" 1" * 21}\n'
+            f'flush_latency 48000{" 1" * 21}\n'
+            f'broken {"x" * 50000}\n\n'.encode())
 
     with volume_servers.serving(repo, 'disk', answer=answer):
         found = only(figures)
@@ -220,6 +224,9 @@ def test_answers_that_lie(repo, figures):
     counters = found['counters']
     assert (counters['read_bytes'], counters['written_bytes'],
             counters['flushes']) == (0, 0, 7)
+    assert found['latency'] == {'flush': {
+        'seconds': 48e-6, 'counts': [1] * 21, 'median': 16384e-6,
+        'p99': None}}
     assert set(found['broken']) == {'x'} and len(found['broken']) <= 1000
 
 
