@@ -37,6 +37,10 @@ _FIRST_INHERITED = 3
 # moment, unless a connection has one thread, and the first that does not any
 # more ("server: Don't assert on send if client hangs up early").
 _ABORTS = (1, 32, 4), (1, 33, 10)
+# The most bytes of a request (plugin.c). nbdkit's filter for the rate serves a
+# larger request than its burst in more time than the rate asks for.
+_MAX_REQUEST_MIB = 32
+_BURST_SECONDS = 2
 # The source of GnuTLS's policy: a variable, or else Debian's or Fedora's.
 _TLS_POLICY = 'GNUTLS_SYSTEM_PRIORITY_FILE'
 _TLS_POLICIES = ('/etc/gnutls/config',
@@ -97,6 +101,18 @@ class Serve(command.RepositoryCommand):
             'block, or of the cache of dtb and leveldb. '
             'Default: %(default)s.')
         parser.add_argument(
+            '--max-rate', dest='rate_mib', type=common.size_in_mib,
+            metavar='SIZE',
+            help='Serve at most so many bytes a second, such as 50M, for '
+            'reads, and as many for writes, of all clients together. '
+            'Default: no limit.')
+        parser.add_argument(
+            '--burst', dest='burst_mib', type=common.size_in_mib,
+            metavar='SIZE',
+            help='With --max-rate: serve up to so many bytes at full speed '
+            'after a pause. Default: those of two seconds, or 32M, whichever '
+            'is more.')
+        parser.add_argument(
             '--read-only', action='store_true',
             help='Refuse all writes of clients. The server owns the volume '
             'all the same.')
@@ -130,7 +146,7 @@ class Serve(command.RepositoryCommand):
         if parsed_args.tls_certificates:
             _limit_tls()
         os.execv(nbdkit, [nbdkit, *self._options(nbdkit, parsed_args), PLUGIN,
-                          *keys])
+                          *keys, *_limits(parsed_args)])
 
     def _options(self, nbdkit: str, args) -> list[str]:
         """nbdkit's own options."""
@@ -142,6 +158,8 @@ class Serve(command.RepositoryCommand):
                 options.append(f'--ipaddr={args.address}')
         if args.read_only:
             options.append('--readonly')
+        if args.rate_mib is not None:
+            options.append('--filter=rate')
         if args.tls_certificates:
             options += ['--tls=require', '--tls-verify-peer',
                         f'--tls-certificates={args.tls_certificates}']
@@ -201,6 +219,25 @@ def _require_options(args) -> None:
         raise common.UsageError(f'--threads: {args.threads} is not 1 to 256')
     if args.cache_mib > 1 << 20:
         raise common.UsageError('--cache-size: the most is 1T')
+    if args.rate_mib is not None and not 1 <= args.rate_mib <= 1 << 20:
+        raise common.UsageError('--max-rate is not 1M to 1T')
+    if args.burst_mib is not None:
+        if args.rate_mib is None:
+            raise common.UsageError('--burst needs --max-rate')
+        if not _MAX_REQUEST_MIB <= args.burst_mib <= 1 << 20:
+            raise common.UsageError(
+                f'--burst is not {_MAX_REQUEST_MIB}M, the size of the largest '
+                'request, to 1T')
+
+
+def _limits(args) -> list[str]:
+    """Return the keys of nbdkit's filter for the rate."""
+    if args.rate_mib is None:
+        return []
+    burst_mib = args.burst_mib or max(
+        _BURST_SECONDS * args.rate_mib, _MAX_REQUEST_MIB)
+    return [f'rate={args.rate_mib << 23}',      # bits
+            f'burstiness={burst_mib / args.rate_mib}']
 
 
 def _find_programs() -> str:

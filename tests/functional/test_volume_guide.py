@@ -79,13 +79,15 @@ def test_units():
     begin = ('ExecStart=/usr/bin/glance-dedup --repository '
              '/var/lib/glance/dedup volume serve ')
     parser = volumeserve.Serve(None, None).get_parser('volume serve')
-    socket, tls = (
+    socket, rate, tls = (
         line for block in documents.blocks(PAGE) if block.language == 'ini'
         for line in block.text.splitlines() if line.startswith(begin))
     assert socket.replace(' --repository /var/lib/glance/dedup', '') == (
         f'{usual} --socket-mode 660')
     assert 'GLANCE_DEDUP_REPOSITORY=/var/lib/glance/dedup' in unit.read_text()
-    for line in (socket, tls):
+    assert rate.replace(' --repository /var/lib/glance/dedup', '') == (
+        f'{usual} --max-rate 50M')
+    for line in (socket, rate, tls):
         volumeserve._require_options(parser.parse_args(
             line.removeprefix(begin).replace('%i', 'web1').split()))
 
