@@ -257,8 +257,8 @@ class Resize(VolumeCommand, show.ShowOne):
     """Change the size of a volume.
 
     New bytes are zeros. Clients that are connected to a volume in use see the
-    new size when they connect again. A volume does not become smaller while
-    clients are connected.
+    new size when they connect again, and --reconnect has them do so. A volume
+    does not become smaller while clients are connected.
     """
 
     def add_arguments(self, parser):
@@ -267,8 +267,14 @@ class Resize(VolumeCommand, show.ShowOne):
         parser.add_argument(
             '--shrink', action='store_true',
             help='Allow a smaller size. What is behind it is lost.')
+        parser.add_argument(
+            '--reconnect', action='store_true',
+            help='Disconnect the clients of a volume in use. One that does '
+            'not connect again by itself, such as QEMU without a reconnect '
+            'delay, gets I/O errors.')
 
     def take_action(self, parsed_args):
+        from glance_dedup.client import volume_control
         from glance_dedup.repository import openvolumes
 
         name, size = parsed_args.name, parsed_args.size
@@ -281,6 +287,9 @@ class Resize(VolumeCommand, show.ShowOne):
                     'system first, then give --shrink')
             with self.owned(repo, name) as volume:
                 volume.resize(size)
+                if parsed_args.reconnect and isinstance(
+                        volume, volume_control.VolumeControl):
+                    volume.disconnect()
             return common.shown(self.described(repo, name))
 
 

@@ -87,6 +87,15 @@ class VolumeControl:
         """
         self._ask(f'resize {size}')
 
+    def disconnect(self) -> int:
+        """Disconnect all clients; return their number.
+
+        They get the present size when they connect again. QEMU does so with
+        its next request if it has a ``reconnect-delay``.
+        """
+        numbers, _ = figures(self._ask('disconnect'))
+        return numbers.get('clients', 0)
+
     def checkpoint(self) -> None:
         """Bring all earlier writes into recipes."""
         self._ask('checkpoint')

@@ -18,12 +18,21 @@
 #include "engine/volume/volume.h"
 
 /* Each takes the threads and descriptors of a connection. */
-enum { GD_NBDKIT_MAX_CLIENTS = 256 };
+enum {
+    GD_NBDKIT_MAX_CLIENTS = 256,
+    GD_NBDKIT_MAX_SOCKETS = 2 * GD_NBDKIT_MAX_CLIENTS, /* with handshakes */
+};
 
 typedef struct gd_nbdkit_clients {
     pthread_mutex_t mutex; /* held while the size changes */
     uint64_t connected;    /* guarded by it */
 } gd_nbdkit_clients;
+
+/* Duplicates of the descriptors of connections. */
+typedef struct gd_nbdkit_sockets {
+    unsigned count;
+    int fds[GD_NBDKIT_MAX_SOCKETS];
+} gd_nbdkit_sockets;
 
 /* A client has connected, and does not know the size yet.  Waits while the size
  * changes.  Returns false if there are too many. */
@@ -34,5 +43,10 @@ void gd_nbdkit_clients_leave(gd_nbdkit_clients *clients);
 gd_status gd_nbdkit_clients_resize(gd_nbdkit_clients *clients,
                                    gd_volume *volume, uint64_t size,
                                    gd_error *err);
+/* Finds the connections of all clients, for gd_nbdkit_clients_release, also if
+ * it fails. */
+gd_status gd_nbdkit_clients_find(gd_nbdkit_sockets *sockets, gd_error *err);
+/* Closes the duplicates, and, if so requested, ends the connections. */
+void gd_nbdkit_clients_release(gd_nbdkit_sockets *sockets, bool disconnect);
 
 #endif

@@ -14,6 +14,7 @@
  *     snapshot IMAGE [PROJECT]    PROJECT may hold spaces
  *     resize BYTES                in decimal (clients.h)
  *     checkpoint
+ *     disconnect                  all clients of NBD
  *
  * The answer is lines of text.  The first is "ok", or "error STATUS TEXT" with
  * the status's name (gd_status_name) and a sentence.  After "ok" there may be

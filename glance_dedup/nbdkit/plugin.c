@@ -29,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/files/slices.h"
@@ -48,6 +49,7 @@
 enum {
     MAX_BYTES = 32 << 20,  /* of a request, as clients are informed */
     CACHE_PIECE = 1 << 20,  /* read at a time to fill caches */
+    MAX_WAIT_SECONDS = 5,   /* for requests, when clients are disconnected */
     DRAIN_MS = 30 * 1000,   /* for the last requests, when the server ends */
 };
 
@@ -56,7 +58,10 @@ static gd_nbdkit_settings settings;
 /* The served volume, from before the first request to after the last.  Requests
  * hold the lock shared, and the end of the server holds it exclusively.  Those
  * that begin when it is coming would keep it from the lock. */
-static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static pthread_rwlock_t lock =
+    PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+/* Of the connections whose requests have an effect; guarded by the lock. */
+static atomic_uintptr_t generation = 1;
 static atomic_bool ending;
 static gd_nbdkit_fetcher *fetcher;
 static gd_slices *slices; /* NULL: there can be no cold groups, or they cannot
@@ -157,12 +162,35 @@ open_slices(gd_error *err)
     return s;
 }
 
+static gd_status
+disconnect_clients(uint64_t *count, gd_error *err)
+{
+    struct timespec until;
+    gd_nbdkit_sockets sockets;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += MAX_WAIT_SECONDS;
+    if (pthread_rwlock_timedwrlock(&lock, &until) != 0) {
+        return gd_fail(err, GD_BUSY,
+                       "clients stay connected: a request has not ended in "
+                       "%d seconds. Try again", MAX_WAIT_SECONDS);
+    }
+    gd_status s = gd_nbdkit_clients_find(&sockets, err);
+    if (s == GD_OK) {
+        generation++;
+    }
+    gd_nbdkit_clients_release(&sockets, s == GD_OK);
+    pthread_rwlock_unlock(&lock);
+    *count = sockets.count;
+    return s;
+}
+
 /* The commands need the socket, and the clients of NBD do not. */
 static gd_status
 start_control(gd_error *err)
 {
     gd_status s = gd_nbdkit_control_start(
-        &(gd_nbdkit_served){repo, volume, &clients, &settings, &latencies},
+        &(gd_nbdkit_served){repo, volume, &clients, &settings, &latencies,
+                            disconnect_clients},
         &control, err);
     if (s == GD_NOSPACE) {
         gd_nbdkit_log("commands cannot reach this server: %s. Make room "
@@ -308,7 +336,7 @@ plugin_open(int readonly)
                       GD_NBDKIT_MAX_CLIENTS, settings.volume);
         return NULL;
     }
-    return NBDKIT_HANDLE_NOT_NEEDED;
+    return (void *)atomic_load(&generation);
 }
 
 static void
@@ -334,7 +362,7 @@ plugin_default_export(int readonly, int is_tls)
     return settings.volume;
 }
 
-/* Each request is between these two. */
+/* Each use of the volume is between these two. */
 static void
 begin_request(void)
 {
@@ -349,6 +377,20 @@ end_request(gd_status s, const gd_error *err)
 {
     pthread_rwlock_unlock(&lock);
     return result_of(s, err);
+}
+
+/* Begins a request of a connection.  False, after the connection was ended by
+ * disconnect_clients: nobody gets the answer. */
+static bool
+begin_request_of(const void *handle)
+{
+    begin_request();
+    bool is_connected = (uintptr_t)handle == atomic_load(&generation);
+    if (!is_connected) {
+        pthread_rwlock_unlock(&lock);
+        nbdkit_set_error(ESHUTDOWN);
+    }
+    return is_connected;
 }
 
 static int64_t
@@ -427,21 +469,25 @@ static int
 plugin_pread(void *handle, void *buf, uint32_t count, uint64_t offset,
              uint32_t flags)
 {
-    (void)handle;
     (void)flags;
     gd_error err;
     uint64_t began_ns = gd_nbdkit_now_ns();
-    begin_request();
+    if (!begin_request_of(handle)) {
+        return -1;
+    }
     gd_status s = gd_volume_read(volume, buf, count, offset, &err);
     return count_time(&latencies.reads, began_ns, end_request(s, &err));
 }
 
 /* Each request that changes bytes is between these two. */
-static void
-begin_change(void)
+static bool
+begin_change(const void *handle)
 {
-    begin_request();
-    gd_nbdkit_checkpointer_writes(keeper);
+    bool is_connected = begin_request_of(handle);
+    if (is_connected) {
+        gd_nbdkit_checkpointer_writes(keeper);
+    }
+    return is_connected;
 }
 
 static int
@@ -458,10 +504,11 @@ static int
 plugin_pwrite(void *handle, const void *buf, uint32_t count, uint64_t offset,
               uint32_t flags)
 {
-    (void)handle;
     gd_error err;
     uint64_t began_ns = gd_nbdkit_now_ns();
-    begin_change();
+    if (!begin_change(handle)) {
+        return -1;
+    }
     gd_status s = gd_volume_write(volume, buf, count, offset, &err);
     return count_time(&latencies.writes, began_ns,
                       end_change(s, flags, &err));
@@ -473,9 +520,10 @@ plugin_pwrite(void *handle, const void *buf, uint32_t count, uint64_t offset,
 static int
 plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
-    (void)handle;
     gd_error err;
-    begin_change();
+    if (!begin_change(handle)) {
+        return -1;
+    }
     gd_status s = gd_volume_zero(volume, count, offset, &err);
     return end_change(s, flags, &err);
 }
@@ -483,11 +531,12 @@ plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 static int
 plugin_flush(void *handle, uint32_t flags)
 {
-    (void)handle;
     (void)flags;
     gd_error err;
     uint64_t began_ns = gd_nbdkit_now_ns();
-    begin_request();
+    if (!begin_request_of(handle)) {
+        return -1;
+    }
     gd_status s = gd_volume_flush(volume, &err);
     return count_time(&latencies.flushes, began_ns, end_request(s, &err));
 }
@@ -497,11 +546,12 @@ plugin_flush(void *handle, uint32_t flags)
 static int
 plugin_cache(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
-    (void)handle;
     (void)flags;
     gd_error err;
     gd_status s = GD_OK;
-    begin_request();
+    if (!begin_request_of(handle)) {
+        return -1;
+    }
     uint32_t piece = count < CACHE_PIECE ? count : CACHE_PIECE;
     uint8_t *buffer = malloc(piece == 0 ? 1 : piece);
     if (buffer == NULL) {
@@ -540,11 +590,12 @@ static int
 plugin_extents(void *handle, uint32_t count, uint64_t offset, uint32_t flags,
                struct nbdkit_extents *extents)
 {
-    (void)handle;
     extents_visit visit = {.extents = extents,
                            .one = (flags & NBDKIT_FLAG_REQ_ONE) != 0};
     gd_error err;
-    begin_request();
+    if (!begin_request_of(handle)) {
+        return -1;
+    }
     gd_status s = gd_volume_extents(volume, count, offset, visit_extent,
                                     &visit, &err);
     int rc = end_request(s, &err);

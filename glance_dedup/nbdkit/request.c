@@ -195,6 +195,20 @@ run_checkpoint(const gd_nbdkit_served *served, char *words,
     return GD_OK;
 }
 
+static gd_status
+run_disconnect(const gd_nbdkit_served *served, char *words,
+               gd_nbdkit_answer *answer, gd_error *err)
+{
+    uint64_t count;
+    if (words != NULL) {
+        return gd_fail(err, GD_INVALID, "disconnect takes no words");
+    }
+    GD_TRY(served->disconnect(&count, err));
+    add_line(answer, "ok");
+    add_number(answer, "clients", count);
+    return GD_OK;
+}
+
 static const struct {
     const char *name;
     /* Adds lines only if it succeeds.  words: the text behind the name, or
@@ -206,6 +220,7 @@ static const struct {
     {"snapshot", run_snapshot},
     {"resize", run_resize},
     {"checkpoint", run_checkpoint},
+    {"disconnect", run_disconnect},
 };
 
 static void

@@ -18,6 +18,10 @@ typedef struct gd_nbdkit_served {
     gd_nbdkit_clients *clients;
     const gd_nbdkit_settings *settings;
     gd_nbdkit_latencies *latencies;
+    /* Disconnects all clients of NBD, and returns how many connections ended.
+     * Later requests of theirs that nbdkit had received have no effect: a
+     * client repeats them, and a late one could overwrite a newer one. */
+    gd_status (*disconnect)(uint64_t *count, gd_error *err);
 } gd_nbdkit_served;
 
 enum {

@@ -4,8 +4,10 @@
 
 import contextlib
 import os
+import pathlib
 import random
 import socket
+import subprocess
 import threading
 import time
 
@@ -27,6 +29,7 @@ SIZE = 4 * MIB
 STRANGER = 12345
 #: Seconds that the server waits for a request (control.h).
 PATIENCE = 5
+LATE_LOCKS = pathlib.Path(__file__).with_name('late_locks.c')
 
 
 @pytest.fixture
@@ -191,6 +194,51 @@ def test_resize(server):
     assert server.number('size') == SIZE + 2 * MIB
 
 
+def test_disconnect(server):
+    """All clients of NBD are disconnected, and nobody else."""
+    assert server.control.disconnect() == 0
+    with (server.session() as one, server.session() as two,
+          socket.socket(socket.AF_UNIX) as control):
+        connect(server, control)
+        volume_tools.write(one, 0, b'kept', volume_tools.FUA)
+        assert server.control.disconnect() == 2
+        assert one.gone() and two.gone()
+        control.settimeout(nbd.LIMIT)
+        control.sendall(b'status\n')
+        assert control.recv(3) == b'ok\n'
+    with server.session() as session:
+        assert session.read(0, 4) == b'kept'
+    assert 'error' not in server.text()
+
+
+def test_no_request_of_before_a_disconnect_comes_late(repository, tmp_path):
+    """A client repeats a write and writes again: the last write stays.
+
+    The server's thread for the old connection waits for the lock meanwhile.
+    """
+    volume_tools.create(repository, 'disk', SIZE)
+    library = tmp_path / 'late_locks.so'
+    subprocess.run(
+        ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-Werror',
+         '-shared', '-fPIC', str(LATE_LOCKS), '-o', str(library)],
+        check=True, timeout=60)
+    with volume_tools.Server(repository, tmp_path,
+                             LD_PRELOAD=str(library)) as server:
+        server.start()
+        with server.session() as before, contextlib.suppress(
+                BrokenPipeError, ConnectionResetError, EOFError):
+            end = threading.Thread(target=server.control.disconnect)
+            end.start()
+            while end.is_alive():
+                volume_tools.write(before, 0, b'old')
+        end.join(nbd.LIMIT)
+        with server.session() as session:
+            volume_tools.write(session, 0, b'new')
+            # Longer than the thread of before needs.
+            time.sleep(3)
+            assert session.read(0, 3) == b'new'
+
+
 # -- the socket ---------------------------------------------------------------
 
 def test_no_server(server):
@@ -281,7 +329,8 @@ def connect(server, sock):
     b'resize\n', b'resize \n', b'resize -1\n', b'resize 1e9\n',
     b'resize 99999999999999999999999\n', b'resize 512 512\n',
     b'snapshot\n', b'snapshot  x\n', b'snapshot \x1b[2J\n',
-    b'checkpoint now\n', b'delete\n', b'x' * 511 + b'\n', b'x' * 512 + b'\n',
+    b'checkpoint now\n', b'disconnect all\n', b'delete\n',
+    b'x' * 511 + b'\n', b'x' * 512 + b'\n',
     b'x' * 100_000, b'%s%n%x\n', b'snapshot ' + b'x' * 300 + b'\n'])
 def test_what_is_no_request(server, data):
     answer = raw(server, data)

@@ -911,6 +911,16 @@ def test_others_stay_when_a_client_over_tls_hangs_up(server, tmp_path, end):
     tls_session(port, context).close()
 
 
+def test_disconnect_over_tls(server, tmp_path):
+    port, pki = served_over_tcp(server, tmp_path, threads=16)
+    context = client_context(pki)
+    with tls_session(port, context) as session:
+        assert server.control.disconnect() == 1
+        assert session.gone()
+    with tls_session(port, context) as session:
+        assert session.read(0, 512) == bytes(512)
+
+
 def test_strangers_who_send_nonsense_in_place_of_tls(server, tmp_path):
     port, pki = served_over_tcp(server, tmp_path)
     rng = random.Random(13)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests import needs
+from tests.support import nbd
 from tests.support import qmp
 from tests.support import repositories
 from tests.support import volume_tools
@@ -117,6 +118,40 @@ def test_grow(system, server, tmp_path):
         wait_for_writes(guest)
         last = guest.last()
     require_found(system, server, tmp_path / 'b', last)
+
+
+@pytest.mark.needs('guest', 'nbdkit')
+def test_grow_without_a_restart(tmp_path):
+    """The server disconnects QEMU, which connects again with a request."""
+    new = {'node-name': 'disk', 'size': 2 * SIZE}
+    repository = volume_tools.create_repository(tmp_path / 'repository')
+    volume_tools.create(repository, 'disk', SIZE)
+
+    def io(command):
+        # QEMU reports failed requests as text.
+        return monitor.ask('human-monitor-command', **{
+            'command-line': f'qemu-io disk "{command}"'})
+
+    with volume_tools.Server(repository, tmp_path) as server:
+        server.start()
+        qemu = nbd.Machine([
+            'qemu-system-x86_64', '-machine', 'none', '-nodefaults',
+            '-display', 'none', '-blockdev', 'driver=nbd,node-name=disk,'
+            f'server.type=unix,server.path={server.socket},export=disk,'
+            'reconnect-delay=300', *qmp.option(tmp_path / 'qmp')],
+            tmp_path / 'console')
+        with qemu, qmp.Monitor(tmp_path / 'qmp') as monitor:
+            assert 'failed' not in io('write -P 1 0 4k')
+            server.control.resize(2 * SIZE)
+            assert 'failed' not in io('read 0 4k')
+            with pytest.raises(qmp.Refused, match='Cannot grow NBD nodes'):
+                monitor.ask('block_resize', **new)
+            assert server.control.disconnect() == 1
+            assert 'failed' not in io('read -P 1 0 4k')
+            monitor.ask('block_resize', **new)
+            assert 'failed' not in io(f'write -P 2 {2 * SIZE - 4096} 4k')
+        with server.session() as session:
+            assert session.read(2 * SIZE - 4096, 4096) == b'\2' * 4096
 
 
 # Long: guests boot, without KVM, and write until enough is on the disk.

