@@ -97,7 +97,7 @@ def _lead_to_pages(app, doctree, docname):
 
 
 def setup(app):
-    # cliff prints the help as it stands in the code.
+    # cliff prints the help as the code has it.
     sphinxext._format_optional_action = _with_default(
         sphinxext._format_optional_action)
     # cliff's own manager finds commands by entry points; there are none.

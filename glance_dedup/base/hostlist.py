@@ -25,7 +25,7 @@ def read(path: str) -> tuple[str, ...]:
                 'one on each line')
         if host and hosts.setdefault(host, number) != number:
             raise exceptions.InvalidParameter(
-                f'{path}, line {number}: {host} stands in line {hosts[host]} '
+                f'{path}, line {number}: {host} is in line {hosts[host]} '
                 'already: name each host once')
     if not hosts:
         raise exceptions.InvalidParameter(f'{path} names no hosts')

@@ -346,9 +346,7 @@ class Repository(closing.Closing):
         :param scope: the images with which it shares blocks: ``'global'``: all
             global ones; ``'project'``: those that this project stored with
             ``'project'``; or a scope's id of 16 bytes, taken from an image
-            :param dedup: False: do not look up the blocks
-                (volumes.rst, "Hints")
-            (volumes.rst, "Hints")
+        :param dedup: False: do not look up the blocks (volumes.rst, "Hints")
         :raises ImageExists: at once, if the image is committed already
         :raises NoSpaceError: at once, if only the reserve is free
         :raises InvalidParameter: for an id other than 1 to 128 characters of

@@ -25,7 +25,7 @@
 #define MERGED 4
 #define BIT(n) (1 << (n))
 
-/* Constants of a scenario.  What never changes is hidden from the state. */
+/* Constants of a scenario.  They are hidden from the state. */
 hidden byte mutant;
 hidden byte parts;     /* the processes that take part */
 hidden short may_happen;
@@ -36,7 +36,7 @@ hidden byte second[4]; /* of the second block; 0: there is none */
 
 #define IS(m) (mutant == (m))
 
-/* What a scenario allows to happen. */
+/* Events that a scenario allows. */
 #define CACHES 1   /* writers have old stores in memory */
 #define FAILURES 2 /* an fsync may fail */
 #define LOSSES 4   /* a crash may take back a synced batch of the catalog */
@@ -69,7 +69,7 @@ byte spool_there;   /* bits: own names that a crash may leave */
 byte spool_gone;    /* bits: own names that a crash may take */
 /* Names of deletes and merges (D, O).  Each is random, and so is never used
  * twice.  Here a number is used again once no crash can bring the old name
- * back, which nobody can tell from a new name. */
+ * back, which makes it as good as a new name. */
 byte entry[2];
 byte entry_may[2];
 
@@ -174,7 +174,7 @@ inline fdatasync(f)
     durable_generation[f] = generation[f]
 }
 
-/* What was dirty can be read, is not on the disk, and is not dirty any more. */
+/* Dirty bytes stay readable, are not on the disk, and are no longer dirty. */
 inline failing_fdatasync(f)
 {
     dirty = dirty & (255 - (3 << AT(f, 0)))
@@ -189,8 +189,8 @@ byte cached_slot[3];       /* slot + 1 that has what writer w wants */
 byte cached_generation[3];
 byte cached_file[3];
 
-/* What the pages of a host were at some moment, of the group's first file and of
- * all recipes (N13).  Who reads beside them sees the present. */
+/* The pages of a host at some moment, of the group's first file and of all
+ * recipes (N13).  A process that reads beside them gets the present bytes. */
 bit over;          /* the last collection is done */
 bit kept;
 byte old_published;
@@ -210,7 +210,7 @@ end_keep:
 }
 
 /* A generation is random, so all that matters is whether two are equal.  A new
- * one is the least number that is in nobody's memory, nor on the disk. */
+ * one is the lowest number that neither a process nor the disk has. */
 inline new_generation(f)
 {
     slot_ = 1;
@@ -281,8 +281,8 @@ byte judging;   /* bits of recipes: the maintainer has byte 0 alone */
 byte using[5];  /* by recipe, bits of processes: byte 1 is shared */
 byte settling;  /* bits of recipes: the maintainer has byte 1 alone */
 byte sharing;   /* bits of processes: the group's shared lock */
-byte owner;     /* who has the group's exclusive lock */
-byte lease;     /* who has the group's lease */
+byte owner;     /* holder of the group's exclusive lock */
+byte lease;     /* holder of the group's lease */
 byte image_lock[2];
 
 /* The recipes whose byte 0 a process may hold. */
@@ -467,7 +467,7 @@ inline lose_accounts()
     if
     :: true
     :: may_happen & LOSSES ->
-        /* A fence with the lost batch's sequence tells of the loss. */
+        /* A fence with the lost batch's sequence shows the loss. */
         behind = behind || fence;
         catalog = older_catalog;
         valid = older_valid;

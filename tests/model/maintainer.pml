@@ -4,8 +4,8 @@
  * N6, N10).
  *
  * There is one maintainer at a time, since all of them take one lock.  If it is
- * killed, or the machine crashes, another one starts.  Nobody else reads the
- * catalog, so what only changes the maintainer's memory is no step of its own.
+ * killed, or the machine crashes, another one starts.  No other process
+ * reads the catalog, so a change of the maintainer's memory alone is no step.
  * Entries are judged one after the other: a round of the code has the same
  * steps in the same order for each of its entries.
  */
@@ -118,7 +118,7 @@ inline rebuild_count(i)
 #define TRUTH(s) ((USES(0, s) -> 1 : 0) + (USES(1, s) -> 1 : 0))
 #define BEGUN(r) (LEDGER(r) == 1 && !(pinned & BIT(r)))
 
-/* What a holder of the locks does first (I4, N12.6, N7.3). */
+/* First step of a process that holds the locks (I4, N12.6, N7.3). */
 inline enter_group()
 {
     own = 1;
@@ -151,7 +151,7 @@ inline enter_group()
     skip
 }
 
-/* N6.4: which slots may be freed; and which look freed, and have bytes. */
+/* Finds slots that may be freed, and freed ones that have bytes (N6.4). */
 inline look_for_unused()
 {
     unused = 0;
@@ -252,7 +252,7 @@ inline leave()
 }
 
 /* Entries 0 and 1 are those of deletes and merges.  Entry r + 1 is the own name
- * of recipe r.  This opens the next one of the listing, and looks (N4.1): an
+ * of recipe r.  This opens and checks the next one of the listing (N4.1): an
  * open file that is not locked makes no difference to others. */
 inline open_next()
 {
@@ -399,8 +399,8 @@ another:
     :: d_step { CAN_MERGE(1) -> i = 1 } -> goto merge
     fi;
 list:
-    /* N6.2.  What comes between the lock and the listing has not named a block
-     * of the group, so they are one step. */
+    /* N6.2.  An entry that comes between the lock and the listing names no
+     * block of the group, so these are one step. */
     skip;
     d_step {
         pinned = 0;
@@ -427,8 +427,8 @@ next:
         judging = (!IS(WRITERS_LOCK_NOT_HELD) && !IS(WRITER_NOT_ASKED) ->
                    judging | BIT(r) : judging) }
     fi;
-    /* What is not live under byte 0 stays so.  So the looks and tries up to the
-     * last one can be one step: only the last one counts. */
+    /* An entry that is not live under byte 0 stays so.  So the checks and tries
+     * up to the last one can be one step: only the last one counts. */
     atomic {
         if
         :: d_step { IS(LOCKS_BEFORE_THE_LOOK) && live && using[r] -> leave() };
@@ -437,7 +437,7 @@ next:
             /* N4.3 */
             live = (IS(NO_SECOND_LOOK) -> live : LOOK) }
         fi;
-        /* N4.6: the second look is made under the image lock, for which others
+        /* N4.6: the second check is made under the image lock, for which others
          * wait. */
         if
         :: d_step { live && e < 2 && !IS(UNFINISHED_DELETE_DONE) &&

@@ -2,9 +2,9 @@
 /*
  * users.pml - transactions, deletes and readers (N7, N8, N9, N11).
  *
- * A step is one system call, or several of which nobody sees the middle; then a
- * comment says why.  Every process may be killed between two steps.  What it
- * holds then falls (Death), and it ends.
+ * A step is one system call, or several, if no process can observe the states
+ * between them; then a comment says why.  Every process may be killed between
+ * two steps.  Its locks then fall (Death), and it ends.
  */
 
 /* The escape of a process that was killed. */
@@ -54,8 +54,8 @@ inline settle_tail()
     fi
 }
 
-/* Writes entry and block.  Nobody but the lessee looks behind the published
- * count, so the two writes, and the settling before them, are one step: a
+/* Writes entry and block.  Only the lessee reads behind the published count,
+ * so the two writes, and the settling before them, are one step: a
  * crash leaves any part of them all the same. */
 inline append(r)
 {
@@ -136,8 +136,8 @@ proctype Writer(byte p)
     do
     :: atomic { b < 2 && NEXT != 0 ->
         if
-        /* N7.2: a hit.  What is verified under the lock stays, so lock and
-         * look are one step. */
+        /* N7.2: a hit.  A block that is verified under the lock stays,
+         * so both are one step. */
         :: d_step { CAN_SHARE && FINDS_NOW(0, NEXT) &&
             !IS(VERIFIED_BEFORE_THE_LOCK) ->
             sharing = sharing | BIT(p); address[2 * R + b] = 1; b++ }
@@ -198,9 +198,9 @@ stored:
             fi }
     :: else
     fi;
-    /* N8.2: while byte 0 and the groups are held, nobody tells an incomplete
-     * recipe from one that a crash may tear, nor from a name that it may take:
-     * writing and both fsyncs are one step. */
+    /* N8.2: while byte 0 and the groups are held, an incomplete recipe, one
+     * that a crash may tear, and a name that it may take are the same to all
+     * processes: writing and both fsyncs are one step. */
     if
     :: (may_happen & ABORTS) -> goto give_up
     :: d_step { true ->
@@ -224,7 +224,7 @@ stored:
         :: !IS(IMAGES_NOT_SYNCED) -> fsync_images()
         :: else
         fi;
-        /* The user learns of it.  A delete may have come between.  N8.4: a
+        /* The commit is acknowledged.  A delete may have come between.  N8.4: a
          * lock that is held longer only refuses more: this is one step. */
         promise[R] = (promise[R] == NOT_PROMISED -> PROMISED : promise[R]);
         release_all(p, R) }
@@ -257,7 +257,7 @@ inline end_delete(p, r, i)
     busy = busy & (255 - BIT(p))
 }
 
-/* The transaction of which the image is. */
+/* Sets the promise of the transaction that made the image. */
 inline promise_of(i, new)
 {
     if
@@ -269,7 +269,7 @@ inline promise_of(i, new)
 #define FOUND_BY_DELETE(i) \
     (IS(DELETE_DOES_NOT_SETTLE) -> images[i] : SEEN(i))
 
-/* Of image i. */
+/* Deletes image i. */
 proctype Delete(byte p; byte i)
 {
     byte r;    /* the recipe */
@@ -278,8 +278,8 @@ proctype Delete(byte p; byte i)
     {
     /* N9.1.  It waits: if its wait could not end, that would be found.
      * N9.2.  Under the image lock the name of an image keeps its inode:
-     * waiting, opening, locking and looking again are one step.  A delete that finds no
-     * image does nothing. */
+     * waiting, opening, locking and revalidating are one step.  A delete that
+     * finds no image does nothing. */
     if
     :: d_step { FOUND_BY_DELETE(i) != 0 &&
         (image_lock[i] == NOBODY || IS(NO_IMAGE_LOCK)) ->

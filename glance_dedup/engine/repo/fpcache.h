@@ -16,7 +16,7 @@
 #include "engine/format/fptable.h"
 
 enum {
-    GD_CACHED_STORES = 8, /* 1.2 MiB each with 32,768 slots */
+    GD_CACHED_STORES = 8, /* of up to 1.3 MiB in memory: fptable.h */
 };
 
 typedef struct gd_fpcache gd_fpcache;

@@ -19,7 +19,7 @@ def test_file(tmp_path):
     ('one\n-oProxyCommand=x\n', "line 2: '-oProxyCommand=x' is no name"),
     ('a b\n', "line 1: 'a b' is no name"), ('one:4\n', 'is no name'),
     ('one\ttwo\n', 'is no name'),
-    ('one\n\none # again\n', 'line 3: one stands in line 1 already')])
+    ('one\n\none # again\n', 'line 3: one is in line 1 already')])
 def test_wrong_file(tmp_path, text, error):
     path = tmp_path / 'hosts'
     path.write_text(text)
