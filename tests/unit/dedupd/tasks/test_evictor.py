@@ -374,10 +374,14 @@ def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
         content[4100] ^= 255
         recipe.write_bytes(content)
         result = evict(maintainer, held, 2 * MIB)
-        assert result.evicted[:1] == ['damaged']
+        assert result.evicted == ['damaged']
+        assert 'cannot be read' in result.refused
         assert image.size == len(data)
-    assert evict(maintainer, held, 2 * MIB).short is None
-    assert 'damaged' not in repo.images()
+        need(repo, model, ())
+    result = evict(maintainer, held, 2 * MIB)
+    assert result.refused is None and result.short is None
+    need(repo, model, result.evicted)
+    assert taken(path) <= 2 * MIB
 
 
 @pytest.mark.parametrize('damaged', [False, True])
