@@ -43,7 +43,7 @@ def open_repository(path: str, directory: str,
                     budget: int) -> image_repository.Repository:
     """Open a repository with a budget below the option's minimum."""
     repo = image_repository.Repository(path, codec='lz4', filter_dir=directory)
-    repo._filter_bytes = budget
+    repo.filter._budget = budget
     return repo
 
 
@@ -55,6 +55,9 @@ def store(path: str, directory: str, budget: int,
         with open_repository(path, directory, budget) as repo:
             repo.put(f'image-{i}', image)
             figures = repo.statistics()
+        if figures['filter_bytes'] > budget:
+            raise SystemExit(f'the filter has {figures["filter_bytes"]} '
+                             f'bytes, and the budget is {budget}')
         for name in ('misses', 'cold_loads', 'capped_loads'):
             counts[name] = counts.get(name, 0) + figures[name]
         counts['level'] = figures['filter_level']

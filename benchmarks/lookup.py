@@ -14,7 +14,8 @@ groups, once with room for all blocks (``all``) and once with the budget that
 is the default. Then, in each round, after the same in the smallest repository,
 it looks up by their fingerprints
 
-* new blocks: no store at hand has them, and the filter has no hint;
+* new blocks: no store at hand has them, and the filter has few hints, all
+  false;
 * an image: 65536 blocks that were stored one after the other;
 * single blocks from everywhere: a batch's are in more groups than are loaded
   for it, so that only a part is found.
@@ -24,8 +25,9 @@ rounds, and the lowest as a ratio to that of the smallest repository: other
 programs that use the machine's memory make look-ups slower, never faster. The
 look-ups are those of ``Transaction.find``, which a pull uses. It loads up to
 16 stores for 1024 blocks, an upload up to four; and it checks the group again
-for each block that it has found. The loads of stores and the share of blocks
-found are given, too.
+for each block that it has found. The hints that the filter gave for 1024
+blocks (candidates), the loads of stores and the share of blocks found are
+given, too.
 """
 
 import contextlib
@@ -75,7 +77,7 @@ class Subject:
         self.repo = image_repository.Repository(
             path, filter_dir=filter_dir, filter_mib=budget_of(mib, blocks))
         self.figures = {kind: [] for kind in KINDS}
-        self.loads = {kind: [] for kind in KINDS}
+        self.counts = {kind: [] for kind in KINDS}
         self.found = {kind: [] for kind in KINDS}
 
     def measure(self, kind):
@@ -83,7 +85,7 @@ class Subject:
         fingerprints = chosen(kind, self.blocks)
         count = len(fingerprints) // 32
         lengths = (4096).to_bytes(4, 'little') * count
-        before = self.repo.statistics()['cold_loads']
+        before = self.repo.statistics()
         with self.repo.begin('measured') as transaction:
             start = time.process_time()
             addresses = transaction.find(fingerprints, lengths)
@@ -92,8 +94,10 @@ class Subject:
                       for i in range(0, len(addresses), 8))
         self.figures[kind].append(spent)
         self.found[kind].append(1 - missing / count)
-        self.loads[kind].append(
-            (self.repo.statistics()['cold_loads'] - before) / count)
+        after = self.repo.statistics()
+        self.counts[kind].append([
+            (after[name] - before[name]) / count * 1024
+            for name in ('candidates', 'cold_loads')])
 
     def close(self):
         self.repo.close()
@@ -129,18 +133,19 @@ def show(subject, smallest):
         spent = subject.figures[kind]
         ratio = min(spent) / min(smallest.figures[kind])
         row += f'{statistics.median(spent):9.0f}{min(spent):7.0f}{ratio:6.2f}'
+        hints, loads = map(statistics.mean, zip(*subject.counts[kind]))
+        row += f'{hints:8.2f}{loads:7.2f}'
         if kind != 'new':
-            row += (f'{statistics.mean(subject.loads[kind]) * 1024:7.2f}'
-                    f'{statistics.mean(subject.found[kind]):7.1%}')
+            row += f'{statistics.mean(subject.found[kind]):7.1%}'
     print(row, flush=True)
 
 
 def measure_budget(args, mib, directory, filter_dir, program):
-    print(f'\n{"":12}{"filter":>8}{"":6}{"new blocks":>22}'
-          f'{"an image":>36}{"single blocks":>36}')
-    times = f'{"ns":>9}{"low":>7}{"ratio":>6}'
-    loaded = f'{times}{"loads":>7}{"found":>7}'
-    print(f'{"blocks":>12}{"MiB":>8}{"level":>6}{times}{loaded}{loaded}',
+    print(f'\n{"":12}{"filter":>8}{"":6}{"new blocks":>37}'
+          f'{"an image":>44}{"single blocks":>44}')
+    figures = f'{"ns":>9}{"low":>7}{"ratio":>6}{"hints":>8}{"loads":>7}'
+    found = f'{figures}{"found":>7}'
+    print(f'{"blocks":>12}{"MiB":>8}{"level":>6}{figures}{found}{found}',
           flush=True)
     smallest, *others = args.blocks
     with subject(directory, filter_dir, mib, smallest, program) as first:
@@ -179,7 +184,7 @@ def main():
         program = synthetic.build(d)
         for mib in args.budgets:
             measure_budget(args, mib, d, filter_dir, program)
-    print('\nloads: of stores, for 1024 blocks')
+    print('\nfor 1024 blocks: hints of the filter, loads of stores')
 
 
 if __name__ == '__main__':
