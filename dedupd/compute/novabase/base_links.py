@@ -86,13 +86,13 @@ class Links:
         aside = os.path.join(self._base, name)
         with contextlib.suppress(FileNotFoundError):
             kind = os.lstat(aside).st_mode
-            if stat.S_ISREG(kind):
+            if stat.S_ISLNK(kind) and (
+                    os.path.dirname(os.readlink(aside)) == self._mounted):
+                os.unlink(aside)
+            elif stat.S_ISREG(kind) or stat.S_ISLNK(kind):
                 # It has the image's bytes, as any file of that name has.
                 os.rename(aside, os.path.join(
                     self._base, name.removeprefix(_ASIDE)))
-            elif stat.S_ISLNK(kind) and (
-                    os.path.dirname(os.readlink(aside)) == self._mounted):
-                os.unlink(aside)
 
     def sweep(self, wanted: Container[str]) -> None:
         """Remove our links to all other images.

@@ -63,18 +63,18 @@ def test_a_download_that_ends_meanwhile_is_not_removed(links, base,
     assert len(os.listdir(base)) == 1
 
 
-def killed_in_a_removal(links, base, downloaded):
+def killed_in_a_removal(links, base, replace=lambda part: None):
     """Kill a process when it has moved the image's file aside.
 
-    :param downloaded: whether Nova puts its own file in the link's place just
-        before
+    :param replace: makes a file or a link that is put in the place of ours
+        just before
     """
     def remove():
         rename = os.rename
 
         def move(source, target):
-            if downloaded:
-                (base / 'part').write_bytes(b'downloaded')
+            replace(base / 'part')
+            if os.path.lexists(base / 'part'):
                 rename(base / 'part', path_of(base, 'image'))
             rename(source, target)
             os._exit(9)
@@ -91,7 +91,7 @@ def killed_in_a_removal(links, base, downloaded):
 
 @pytest.mark.parametrize('is_wanted', [True, False])
 def test_a_kill_in_a_removal_leaves_no_link(links, base, is_wanted):
-    killed_in_a_removal(links, base, downloaded=False)
+    killed_in_a_removal(links, base)
     if is_wanted:
         links.put('image')
     links.sweep({'image'} if is_wanted else ())
@@ -103,12 +103,24 @@ def test_a_kill_in_a_removal_leaves_no_link(links, base, is_wanted):
 def test_a_kill_in_a_removal_takes_no_download_from_nova(links, base,
                                                          is_wanted):
     """Guests' disks have the file of that name behind them."""
-    killed_in_a_removal(links, base, downloaded=True)
+    killed_in_a_removal(links, base,
+                        lambda part: part.write_bytes(b'downloaded'))
     if is_wanted:
         links.put('image')
     links.sweep({'image'} if is_wanted else ())
     assert os.listdir(base) == [path_of(base, 'image').name]
     assert path_of(base, 'image').read_bytes() == b'downloaded'
+
+
+@pytest.mark.parametrize('is_wanted', [True, False])
+def test_a_kill_in_a_removal_takes_no_link_of_others(links, base, is_wanted):
+    killed_in_a_removal(links, base,
+                        lambda part: part.symlink_to('/elsewhere/image'))
+    if is_wanted:
+        links.put('image')
+    links.sweep({'image'} if is_wanted else ())
+    assert os.listdir(base) == [path_of(base, 'image').name]
+    assert os.readlink(path_of(base, 'image')) == '/elsewhere/image'
 
 
 def test_what_only_looks_like_a_removal_stays(links, base):
@@ -118,8 +130,7 @@ def test_what_only_looks_like_a_removal_stays(links, base):
     (base / f'{prefix}{name[1:]}').write_bytes(b'')
     (base / f'{prefix}{name}.part').write_bytes(b'')
     (base / prefix).write_bytes(b'')
-    (base / f'{prefix}{path_of(base, "other").name}').symlink_to(
-        '/elsewhere/other')
+    os.mkfifo(base / f'{prefix}{path_of(base, "other").name}')
     before = sorted(os.listdir(base))
     links.sweep(())
     assert sorted(os.listdir(base)) == before
