@@ -774,18 +774,19 @@ class Receiving:
 
         End one whose sender is silent. If there is none, end one of the peer
         that has the most, unless it has only one more than this peer. So
-        nobody keeps all others out.
+        no peer keeps all others out. One with a running request goes last.
         """
         if len(self._entries) < MAX_COUNT:
             return
-        entry = min(self._entries.values(), key=lambda entry: entry.used)
+        entry = min(self._entries.values(), key=lambda entry: (
+            entry.requests > 0, entry.used))
         if entry.silent(SILENT_SECONDS):
             self._give_up(entry)
             return
         counts = collections.Counter(
             entry.peer for entry in self._entries.values())
         entry = min(self._entries.values(), key=lambda entry: (
-            -counts[entry.peer], entry.used))
+            -counts[entry.peer], entry.requests > 0, entry.used))
         if counts[entry.peer] < counts[peer] + 2:
             raise _wait(
                 f'{MAX_COUNT} images are being received, which are the '

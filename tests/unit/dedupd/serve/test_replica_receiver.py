@@ -119,3 +119,37 @@ def test_image_in_the_scope_of_another_project(sites, project, scope):
         assert 'in the scope of another one' in str(refused.value)
         if scope == scopes.of_project('p1'):
             asyncio.run(begin(sending, project='p1'))
+
+
+@pytest.mark.parametrize('is_silent', [False, True])
+def test_a_sender_whose_request_runs_keeps_its_place(sites, monkeypatch,
+                                                     is_silent):
+    """A long request keeps its place, though it began before all others.
+
+    :param is_silent: whether the others are silent; then even their own peer
+        gets a place
+    """
+    home, away = sites
+    repositories.put(home, 'image', repositories.noise(10 * BLOCK))
+    count = replica_receiver.MAX_COUNT
+    names = [f'image-{number}' for number in range(count)]
+
+    async def run(sending):
+        receiving = replica_receiver.Receiving(away, NOBODY)
+
+        async def begin(name, uid):
+            answer = await receiving.begin(dataclasses.replace(
+                request(sending.header.pack(), upload=sending.upload_id,
+                        sender=SENDER), peer=messages.Peer(uid)), name)
+            return json.loads(answer.body)['replica']
+
+        busy, *_ = [await begin(name, 0) for name in names]
+        monkeypatch.setattr(replica_receiver, 'SILENT_SECONDS',
+                            0 if is_silent else 3600)
+        async with receiving.admit(request(replica=busy), names[0]):
+            await begin('other', 0 if is_silent else 1)
+        assert [*receiving._entries] == [names[0], *names[2:], 'other']
+        await receiving.stop()
+
+    with contextlib.closing(replicas.Sending(home, 'image')) as sending:
+        asyncio.run(asyncio.wait_for(run(sending), LIMIT))
