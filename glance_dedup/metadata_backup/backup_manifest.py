@@ -55,7 +55,7 @@ from glance_dedup.objects import slice_cache
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
 
-_KIND = 'glance-dedup snapshot'
+_KIND = 'glance-dedup metadata backup'
 _VERSION = 2
 #: The most bytes of a line; the head is the longest one.
 _LINE = 1 << 17
