@@ -57,6 +57,7 @@ from dedupd.serve import upload_rights
 from dedupd import settings
 from dedupd.status import expiry
 from dedupd.sync import filter_follower
+from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import thread_pool
 from glance_dedup.repository import image_repository
@@ -256,6 +257,7 @@ class Daemon:
                                  self._repository)
             self._control.ready = True
             systemd.notify('READY=1')
+            self._readers.submit(registry.load)
             LOG.info('Serving %s on %s', self._repository.path,
                      self._options.socket)
             trial = self._repository.trial

@@ -5,14 +5,20 @@
 The scheduler, the daemon's operations, RPC, notifications and the command line
 take their knowledge of tasks from this table. The scheduler and the command
 line both run tasks through it, so that each option applies to both.
+
+A task's module is imported at its first run, so that commands and the start of
+the daemon stay short. A running daemon loads all of them at once (`load`).
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
 import contextlib
 import dataclasses
+import importlib
+import pkgutil
 from typing import Any
 
+from dedupd import tasks
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
@@ -376,3 +382,14 @@ def run(name: str, worker: Maintainer | Helper, pace: pacing.Pace,
     run_once = task.help if isinstance(worker, Helper) else task.run
     assert run_once is not None, f'{name} is not for a {type(worker)}'
     return run_once(worker, pace, options, **arguments)
+
+
+def load() -> None:
+    """Import the modules of all tasks.
+
+    A daemon whose package is upgraded would otherwise get modules of the new
+    version beside those of the old one that it has.
+    """
+    for module in pkgutil.iter_modules(tasks.__path__):
+        importlib.import_module(f'{tasks.__name__}.{module.name}')
+    importlib.import_module('glance_dedup.maintenance.comparison')

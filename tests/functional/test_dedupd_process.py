@@ -102,6 +102,41 @@ def test_start_takes_little_time(repository):
     print(f'start to serving: {taken:.2f} s')
 
 
+#: Once there is a file `upgraded`, none of our modules can be imported.
+UPGRADED = """
+import importlib.abc, os, sys
+from dedupd import daemon
+from dedupd.tasks import registry
+
+class Upgrade(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if os.path.exists('{directory}/upgraded') and name.startswith((
+                'dedupd.', 'glance_dedup.')):
+            raise ImportError(f'{{name}} is of another version')
+
+sys.meta_path.insert(0, Upgrade())
+load = registry.load
+registry.load = lambda: (load(), open('{directory}/loaded', 'w').close())
+sys.exit(daemon.main())
+"""
+
+
+def test_an_upgrade_of_the_package_before_the_restart(repository, tmp_path):
+    """A daemon that serves has all modules of its tasks."""
+    with daemons.Daemon(repository) as daemon:
+        daemon.program = ['-c', UPGRADED.format(directory=tmp_path)]
+        daemon.start().wait_for((tmp_path / 'loaded').exists)
+        (tmp_path / 'upgraded').touch()
+        for task, arguments in {
+                'account': {}, 'collect': {'by_partition': True}, 'merge': {},
+                'scrub': {}, 'recompress': {'codec': 'zstd'}, 'projects': {},
+                'usage': {'images': ['image']}}.items():
+            status = daemon.run(task, **arguments)
+            assert status['last']['error'] is None, (task, status)
+        assert 'another version' not in daemon.text()
+        assert daemon.stop() == 0
+
+
 @pytest.mark.parametrize('options,words', [
     ({'datadir': '/nonexistent'}, 'no directory /nonexistent'),
     ({'socket': '/nonexistent/socket'},
