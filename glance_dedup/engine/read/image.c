@@ -168,6 +168,8 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
     if (s != GD_OK || length == 0) {
         return s;
     }
+    /* A process may read for years, and open nothing. */
+    gd_fpcache_drop_removed_in_turn(image->repo->cache);
     gd_fetch_open(&fetch, image->repo, &image->recipe, &taker);
     fetch.cached = true;
     while (s == GD_OK && *done < length) {

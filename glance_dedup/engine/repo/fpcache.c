@@ -5,10 +5,12 @@
 #include "engine/repo/fpcache.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "engine/base/lru.h"
 
 enum { AT_ONCE = 64 }; /* files that are checked */
+#define TURN_NS INT64_C(5000000000) /* gd_fpcache_drop_removed_in_turn */
 
 struct gd_fpcache {
     const gd_env *env;
@@ -18,6 +20,7 @@ struct gd_fpcache {
     gd_lru stores; /* likewise */
     pthread_mutex_t mutex; /* guards the next one */
     size_t place; /* where gd_fpcache_drop_some_removed goes on */
+    _Atomic int64_t turn; /* the next one, by the monotonic clock */
 };
 
 static void
@@ -46,6 +49,7 @@ gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
     gd_lru_init(&cache->groups, env, close_group, groups);
     gd_lru_init(&cache->stores, env, free_store, GD_CACHED_STORES);
     pthread_mutex_init(&cache->mutex, NULL);
+    cache->turn = env->monotonic_ns(env) + TURN_NS;
     *out = cache;
     return GD_OK;
 }
@@ -157,6 +161,17 @@ gd_fpcache_drop_some_removed(gd_fpcache *cache)
         gd_lru_walk(&cache->groups, &cache->place, groups, AT_ONCE);
     pthread_mutex_unlock(&cache->mutex);
     drop_removed(cache, groups, count);
+}
+
+void
+gd_fpcache_drop_removed_in_turn(gd_fpcache *cache)
+{
+    int64_t now = cache->env->monotonic_ns(cache->env);
+    int64_t turn = cache->turn;
+    if (now >= turn && atomic_compare_exchange_strong(&cache->turn, &turn,
+                                                      now + TURN_NS)) {
+        gd_fpcache_drop_some_removed(cache);
+    }
 }
 
 /* ---- fingerprint stores ---- */

@@ -41,6 +41,9 @@ void gd_fpcache_drop_removed(gd_fpcache *cache);
 /* The same for up to 64 files, those behind the ones of the last call.  For
  * callers that are in a hurry. */
 void gd_fpcache_drop_some_removed(gd_fpcache *cache);
+/* The same, unless five seconds have not passed since the last such call, or
+ * since the cache was opened.  For callers that come often. */
+void gd_fpcache_drop_removed_in_turn(gd_fpcache *cache);
 
 /* Asks the disk to begin reading the group's store, unless one is cached. */
 void gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number);

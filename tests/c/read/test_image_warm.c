@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "engine/files/group.h"
 #include "engine/files/image_delete.h"
@@ -372,6 +373,41 @@ rewrite_group(void)
 
 /* A rewritten group has the addresses of the old one, and its blocks in other
  * places.  Its file has another inode, or one whose number is used again. */
+static int64_t the_time;
+
+static int64_t
+set_monotonic_ns(GD_UNUSED const gd_env *env)
+{
+    return the_time;
+}
+
+/* A process that reads one image for long does not keep the space of files that
+ * were replaced or removed. */
+TEST(test_files_that_are_gone_are_closed)
+{
+    static uint8_t other[SIZE];
+    setup();
+    fill_random(other, SIZE, 2);
+    CHECK_INT(put_image(repo, "b", other, SIZE, SIZE, NULL, &x.err), GD_OK);
+    gd_repo_close(repo);
+    x.f.env.monotonic_ns = set_monotonic_ns;
+    the_time = 1;
+    repo = scratch_repo_filter(&x);
+    gd_image *b = require_image(repo, "b");
+    CHECK_INT(read_blocks(b, other, 0, SIZE / BLOCK), GD_OK);
+    gd_image_close(b);
+    gd_image *a = open_warm("a");
+    int64_t before = x.f.descriptors;
+    CHECK_INT(unlinkat(x.root, "groups/00000002", 0), 0);
+    CHECK_INT(read_block(a, 1), GD_OK);
+    CHECK_INT(x.f.descriptors, before);
+    the_time += INT64_C(10) << 30;
+    CHECK_INT(read_block(a, 2), GD_OK);
+    CHECK_INT(x.f.descriptors, before - 1);
+    gd_image_close(a);
+    teardown();
+}
+
 TEST(test_rewritten_group)
 {
     for (int alike = 0; alike < 2; alike++) {
