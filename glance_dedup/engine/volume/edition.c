@@ -431,6 +431,7 @@ find_data(const gd_image *image, uint64_t from, uint64_t to, bool *data,
     gd_status s = GD_OK;
     *data = false;
     gd_extent_cursor_open(&cursor, &image->recipe, from, to - from);
+    cursor.fresh = true; /* only reads use what they keep */
     while (s == GD_OK && !*data && cursor.offset < cursor.end) {
         gd_extent_part part;
         s = gd_extent_cursor_next(&cursor, &part, err);

@@ -160,6 +160,7 @@ add_range(adding *a, gd_range range, gd_error *err)
     gd_extent_cursor cursor;
     gd_extent_cursor_open(&cursor, &a->source->recipe, range.offset,
                           range.length);
+    cursor.fresh = true; /* only reads use what they keep */
     while (cursor.offset < cursor.end) {
         gd_extent_part part;
         range.offset = cursor.offset;

@@ -301,3 +301,21 @@ TEST(test_damaged_entries)
     gd_transaction_end(transaction);
     teardown_source();
 }
+
+/* Pages of the recipe that reads have kept hide no damage of its file. */
+TEST(test_a_damaged_recipe)
+{
+    static uint8_t out[LENGTH];
+    size_t done;
+    uint64_t stored;
+    setup_source();
+    CHECK_INT(gd_image_read(source, out, LENGTH, 0, &done, &the_scratch.err),
+              GD_OK);
+    scratch_flip(&the_scratch, "images/source", GD_RECIPE_PAGE + 20, 1);
+    gd_transaction *transaction = begin_image("copy");
+    CHECK_INT(gd_transaction_add_runs(transaction, source, 0, LENGTH, &stored,
+                                      &the_scratch.err), GD_CORRUPT);
+    CHECK(strstr(the_scratch.err.text, "images/source") != NULL);
+    gd_transaction_end(transaction);
+    teardown_source();
+}

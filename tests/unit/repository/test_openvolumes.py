@@ -241,6 +241,16 @@ def test_clone_shares_and_stays(path, repo):
             openvolumes.create(repo, 'other', 512, image=image)
 
 
+def test_clone_of_a_damaged_recipe(path, repo):
+    """Pages of the recipe that a read has kept do not hide the damage."""
+    put(repo, 'image', bytes(PART))
+    with repo.open_image('image') as image:
+        assert image.readinto(bytearray(PART), 0) == PART
+        repositories.ruin(path / 'images' / 'image', 4096 + 20)
+        with pytest.raises(exceptions.DamagedError, match='images/image'):
+            openvolumes.create(repo, 'disk', image=image, part_size=PART)
+
+
 def test_clone_into_another_scope(repo):
     data = noise(PART)
     put(repo, 'image', data)
