@@ -63,6 +63,9 @@ class Usage:
     """Bytes of the image, or of the volume as its clients see it."""
     referenced_bytes: int = 0
     """Size of the blocks that it names, each once, before compression."""
+    invalid_blocks: int = 0
+    """Blocks that it names whose entries do not verify. Their sizes are not
+    known, and are in no figure."""
     freed_blocks: int = 0
     """Blocks that no recipe would name any more."""
     freed_bytes: int = 0
@@ -70,7 +73,8 @@ class Usage:
     freed_stored_bytes: int = 0
     """Bytes of the disk that they have in segments without other blocks."""
     freed_object_bytes: int = 0
-    """The same of cold groups, in the object store."""
+    """The same of cold groups, in the object store. A collection only notes
+    that the blocks are free; the task tier writes the groups again."""
     recipe_bytes: int = 0
     """Bytes of the disk of its recipes."""
     journal_bytes: int = 0
@@ -398,6 +402,7 @@ def _add_group(maintainer: maintainer_role.Maintainer, group: int,
     usage.referenced_bytes += all_bytes - other_bytes
     usage.freed_bytes += freed_bytes - dead_bytes
     usage.freed_blocks += (len(after) - len(before)) // 4
+    usage.invalid_blocks += _count_invalid(listing, ours)
     if len(after) > len(before):
         stored = sum(_freed_segments(listing, before, after))
         if facts['is_cold']:
@@ -414,9 +419,20 @@ def _with_pins(counts: bytes, slots: Iterable[int]) -> bytes:
     return block_addresses.pack(numbers)
 
 
+def _count_invalid(listing: bytes, counts: bytes) -> int:
+    """The slots with a count whose entries do not verify."""
+    _, _, states = block_addresses.columns(listing)
+    return sum(state == block_addresses.INVALID and count > 0
+               for state, count in zip(
+                   states, block_addresses.unpack(counts)))
+
+
 def _freed_segments(listing: bytes, before: bytes, after: bytes
                     ) -> Iterator[int]:
     """The bytes of each segment that loses its last block.
+
+    An entry that does not verify may name any segment. So it frees none, and
+    while it stays, the group gives no space back.
 
     :param before: slots that are not counted, with the images
     :param after: the same without them
@@ -424,10 +440,14 @@ def _freed_segments(listing: bytes, before: bytes, after: bytes
     segments, _, states = block_addresses.columns(listing)
     stored = block_addresses.stored_lengths(listing)
     unused = set(block_addresses.unpack(after))
-    kept = {segments[slot] for slot, state in enumerate(states)
+    left = {slot for slot, state in enumerate(states)
             if state in _IN_USE and slot not in unused}
+    if any(states[slot] == block_addresses.INVALID for slot in left):
+        return
+    kept = {segments[slot] for slot in left}
     freed = {segments[slot]: stored[slot] for slot in unused.difference(
-        block_addresses.unpack(before))}
+        block_addresses.unpack(before))
+        if states[slot] != block_addresses.INVALID}
     for segment, length in freed.items():
         if segment not in kept:
             yield space.SEGMENT_HEADER + length

@@ -50,7 +50,7 @@ class _Du(maintenance.TaskRunner, lister.Lister):
             for usage in usages]
 
     def _report(self, usage):
-        """Report an error, or recipes that are left out."""
+        """Report an error, or what the figures do not include."""
         if usage['error'] is not None:
             kind = (exceptions.DamagedError if usage['is_damaged']
                     else common.FailedError)
@@ -62,6 +62,13 @@ class _Du(maintenance.TaskRunner, lister.Lister):
                 f'{units.count(usage["left_out"], "recipe")} of it could not '
                 'be counted, so deleting it frees at least as much as shown. '
                 'For the exact figures, run this again when less is written')
+        if usage['invalid_blocks']:
+            self.app.report(exceptions.DamagedError(
+                f'{usage["name"]} needs '
+                f'{units.count(usage["invalid_blocks"], "block")} with '
+                'damaged entries, whose size is not known, and is in no '
+                "figure. 'glance-dedup task scrub' restores the blocks if it "
+                'can'))
 
     def _report_rest(self, result):
         """Report what the figures do not include."""

@@ -248,7 +248,9 @@ gd_group_stats_judge_slots(const uint8_t *entries, const uint8_t *counts,
         }
         if (!counted && in_use && slot < published) {
             gd_put32(unused + 4 * use->unused++, (uint32_t)slot);
-            use->unused_bytes += gd_get32(entry + GD_LISTED_LENGTH);
+            use->unused_bytes += state == GD_ENTRY_INVALID
+                                     ? 0 /* the length may be any number */
+                                     : gd_get32(entry + GD_LISTED_LENGTH);
         }
     }
 }

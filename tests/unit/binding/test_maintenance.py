@@ -743,7 +743,8 @@ def test_how_slots_are_used(seed):
     assert _engine.slots_judge(entries, packed, 200) == (
         lost, sum(used), states.count(3),
         array.array('I', unused).tobytes(),
-        sum(lengths[slot] for slot in unused))
+        # The length of an entry that does not verify may be any number.
+        sum(lengths[slot] for slot in unused if states[slot] != 7))
     assert _engine.slots_judge(b'', b'', 200) == (None, 0, 0, b'', 0)
     for bad in ((entries[:-1], packed), (entries, packed[:-1]),
                 (entries[:-48], packed)):

@@ -22,6 +22,7 @@ from glance_dedup.cli import progress_bar
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 from tests.support import daemons
+from tests.support.maintenance import blocks_of
 from tests.support import repositories
 from tests.unit.cli import conftest
 
@@ -559,6 +560,18 @@ def test_image_du_with_damage(either):
     result = either('image', 'du', 'b', 'c', '-f', 'json')
     assert result.status == common.DAMAGED
     assert 'image mark-lost --yes b' in result.err
+    assert result.json()[1]['freed_bytes'] == LENGTH
+
+
+def test_image_du_with_a_damaged_entry(either):
+    with repositories.open_repository(either.path) as repo:
+        group, slot = blocks_of(repo, 'a')[3]
+    repositories.ruin(repositories.group_path(either.path, group),
+                      repositories.Group.entry_offset(slot) + 54)
+    result = either('image', 'du', 'a', 'c', '-f', 'json')
+    assert result.status == common.DAMAGED
+    assert 'a needs 3 blocks with damaged entries' in result.err
+    assert result.json()[0]['referenced_bytes'] == 2 * LENGTH - 3 * 4096
     assert result.json()[1]['freed_bytes'] == LENGTH
 
 

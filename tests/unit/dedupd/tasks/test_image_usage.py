@@ -259,6 +259,30 @@ def test_a_damaged_group(repo, path, maintainer):
     assert 0 < found.together.freed_blocks < before.freed_blocks
 
 
+def test_entries_that_do_not_verify(path):
+    """Their lengths may be any number, so they are in no figure."""
+    with repositories.open_repository(path, codec='none') as repo:
+        put(repo, 'a', content(1))
+        put(repo, 'b', content(2))
+        group, slot = maintenance.blocks_of(repo, 'a')[4]
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            good = measure(maintainer, ['a', 'b'])
+            with open(repositories.group_path(path, group), 'r+b') as file:
+                file.seek(repositories.Group.entry_offset(slot) + 40)
+                file.write(b'\xff' * 11)
+            found = measure(maintainer, ['a', 'b'])
+        a, b = found.usages
+        assert (a.invalid_blocks, b.invalid_blocks) == (1, 0)
+        assert found.together.invalid_blocks == 1
+        assert a.referenced_bytes == a.freed_bytes == 9 * BLOCK
+        assert a.freed_stored_bytes == good.usages[0].freed_stored_bytes
+        # Nothing of the group is given back while the entry is in use.
+        assert b.freed_blocks == 10 and b.freed_stored_bytes == 0
+        require_freed(repo, found.together, lambda: [
+            repo.delete(name) for name in ('a', 'b')])
+
+
 def test_an_older_copy_of_a_group(repo, path, maintainer):
     """An entry that an image needs is empty again."""
     put(repo, 'a', content(1))
