@@ -371,8 +371,6 @@ rewrite_group(void)
     }
 }
 
-/* A rewritten group has the addresses of the old one, and its blocks in other
- * places.  Its file has another inode, or one whose number is used again. */
 static int64_t the_time;
 
 static int64_t
@@ -408,6 +406,8 @@ TEST(test_files_that_are_gone_are_closed)
     teardown();
 }
 
+/* A rewritten group has the addresses of the old one, and its blocks in other
+ * places.  Its file has another inode, or one whose number is used again. */
 TEST(test_rewritten_group)
 {
     for (int alike = 0; alike < 2; alike++) {
