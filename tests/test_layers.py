@@ -259,7 +259,6 @@ TESTED_BY = {
     'dedupd.tasks.sharescrub': 'unit/dedupd/tasks/test_helping.py',
     'glance_dedup.maintenance.helper_daemon':
         'unit/dedupd/tasks/test_helping.py',
-    'dedupd.tasks.registry': 'unit/dedupd/schedule/test_task_scheduler.py',
     'dedupd.tasks.spare_copies': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.endpoints.operations': 'unit/dedupd/status/test_metrics.py',
     'dedupd.endpoints.messaging': 'functional/test_dedupd_rpc.py',
