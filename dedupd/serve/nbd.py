@@ -25,6 +25,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Collection
+from concurrent import futures
 import contextlib
 import socket
 from typing import Any
@@ -113,11 +114,29 @@ class Exports:
         """Call a function in a thread."""
         return asyncio.wrap_future(self._workers.submit(function, *args))
 
+    async def open(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Open something in a thread; close it if nobody waits any more."""
+        future = self._workers.submit(function, *args)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_result)
+            raise
+
+    def close(self, opened: Any) -> None:
+        """Close something in a thread. No cancelled task can prevent it."""
+        self._workers.submit(opened.close)
+
     def status(self) -> dict[str, Any]:
         """The figures since the start, for the daemon's status."""
         return {'socket': self._path, 'exports': self.served,
                 'requests': self.requests, 'bytes': self.sent,
                 'errors': self.errors}
+
+
+def _close_result(future: futures.Future) -> None:
+    if not thread_pool.failed(future):
+        future.result().close()
 
 
 class _Memory:
@@ -253,7 +272,7 @@ class _Connection:
             LOG.debug('NBD connection: %s', e or 'it was too slow')
         finally:
             self._stream.close()
-            await self._forget_contexts()
+            self._forget_contexts()
 
     async def _send(self, data: Any) -> None:
         await self._stream.send(data, self._exports.limits.write_timeout)
@@ -339,7 +358,7 @@ class _Connection:
     async def _answer_contexts(self, option: int, data: bytes) -> None:
         setting = option == nbd_protocol.Option.SET_META_CONTEXT
         if setting:
-            await self._forget_contexts()
+            self._forget_contexts()
         if not self._structured:
             raise nbd_protocol.Invalid('structured replies were not asked for')
         name, queries = nbd_protocol.parse_contexts(data)
@@ -360,7 +379,7 @@ class _Connection:
                     self._comparison, comparison = comparison, None
             finally:
                 if comparison is not None:
-                    await self._exports.run(comparison.close)
+                    self._exports.close(comparison)
         if setting and (found or self._comparison is not None):
             self._context, self._tells_zeros = name, found
         await self._acknowledge(option)
@@ -376,7 +395,7 @@ class _Connection:
         if not query or not all(map(imageids.is_image, ids)):
             return None
         try:
-            return await self._exports.run(
+            return await self._exports.open(
                 image_diff.Comparison, self._exports.repository, *ids)
         except exceptions.RepositoryError as e:
             _STRANGERS.warning(
@@ -384,11 +403,11 @@ class _Connection:
                 '%s: %s', *ids, e)
             return None
 
-    async def _forget_contexts(self) -> None:
+    def _forget_contexts(self) -> None:
         comparison, self._comparison = self._comparison, None
         self._context, self._tells_zeros = None, False
         if comparison is not None:
-            await self._exports.run(comparison.close)
+            self._exports.close(comparison)
 
     # -- exports -----------------------------------------------------------
 
@@ -405,7 +424,7 @@ class _Connection:
             return None
         go = option == nbd_protocol.Option.GO
         try:
-            await self._keep_contexts(name, reading)
+            self._keep_contexts(name, reading)
             await self._send(nbd_protocol.info_replies(
                 option, name, reading.size, self._flags(),
                 reading.upload_id,
@@ -415,7 +434,7 @@ class _Connection:
             raise
         finally:
             if not go:
-                await self._exports.run(reading.close)
+                self._exports.close(reading)
         return reading if go else None
 
     async def _open_old(self, data: bytes) -> image_source.Reading:
@@ -426,12 +445,12 @@ class _Connection:
             raise nbd_protocol.Violation(
                 f'EXPORT_NAME has no answer for an error: {e}')
         try:
-            await self._keep_contexts(data, reading)
+            self._keep_contexts(data, reading)
             await self._send(
                 nbd_protocol.export_data(reading.size, self._flags())
                 + (b'' if self._no_zeroes else bytes(124)))
         except BaseException:
-            await self._exports.run(reading.close)
+            self._exports.close(reading)
             raise
         return reading
 
@@ -442,14 +461,14 @@ class _Connection:
             raise exceptions.ImageNotFound(
                 f'there is no image {image_id[:200]!r}')
         self._name = image_id
-        return await self._exports.run(self._exports.opener, image_id)
+        return await self._exports.open(self._exports.opener, image_id)
 
     def _flags(self) -> nbd_protocol.Flag:
         return _FLAGS | (nbd_protocol.Flag.SEND_DF if self._structured
                          else nbd_protocol.Flag(0))
 
-    async def _keep_contexts(self, name: bytes, reading: image_source.Reading
-                             ) -> None:
+    def _keep_contexts(self, name: bytes, reading: image_source.Reading
+                       ) -> None:
         """Keep the selected contexts only if they are of this export.
 
         An image may have been replaced since the selection. The client then
@@ -458,7 +477,7 @@ class _Connection:
         if self._context != name or (
                 self._comparison is not None
                 and self._comparison.upload_id != reading.upload_id):
-            await self._forget_contexts()
+            self._forget_contexts()
 
     # -- transmission ------------------------------------------------------
 
@@ -478,7 +497,7 @@ class _Connection:
             raise group.exceptions[0] from None
         finally:
             exports.served -= 1
-            await exports.run(reading.close)
+            exports.close(reading)
 
     async def _next(self) -> nbd_protocol.Request | None:
         """The next request; None when the client disconnects."""
