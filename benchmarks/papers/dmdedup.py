@@ -5,8 +5,8 @@
 Run it from a checkout in which the extension is built; gcc is needed::
 
     python benchmarks/papers/dmdedup.py [--quick] [--scale tiny|quick|full]
-        [--trace FILE [--trace-block 4096]] [--hints] [--kernels TAR..]
-        [--dir DIR] [--filter-dir /dev/shm] [--plot DIR]
+        [--rounds 3] [--trace FILE [--trace-block 4096]] [--hints]
+        [--kernels TAR..] [--dir DIR] [--filter-dir /dev/shm] [--plot DIR]
 
 After Mandal, "Design and Implementation of an Open-Source Deduplication
 Platform for Research", 2015, and Tarasov and others, "Dmdedup: Device Mapper
@@ -23,30 +23,33 @@ at the end only:
 * *volume*: one of this store, with one of the indexes. A flush is its sync
   point. Its checkpoints are in the time, with one at the end;
 * *direct*: Dmdedup's own way, without a journal (``directmap.c``), with each
-  metadata backend. The memory of DTB and LevelDB is limited to shares of the
-  metadata's size, which is what INRAM's tables take. DTB keeps at least 8
-  pages of each table. LMDB has the page cache, and no limit. Keys are the
-  first 8 bytes of a fingerprint, where Dmdedup has all 16 of an MD5. No
+  metadata backend. DTB's memory is limited to shares of the metadata's size,
+  which is what INRAM's tables take, and LevelDB's to that size. DTB keeps at
+  least 8 pages of each table. LMDB has the page cache, and no limit. Keys are
+  the first 8 bytes of a fingerprint, where Dmdedup has all 16 of an MD5. No
   references are counted.
 
-The data: blocks of 4 KiB that are all different, or 640 KB again and again
-(theirs: one block), written in order, 640 KB at a time, or to random places,
-4 KiB at a time; and traces (``traces.py``), real ones with ``--trace``, else
-made with the ratios that Dmdedup's had, with a sync point every 1000 writes.
-Each run ends after some seconds. Volumes and direct stores compress nothing,
-and write blocks past the page cache; a volume's journal goes through it.
+The data: blocks of 4 KiB that are all different, or all the same, written in
+order, 640 KB at a time, or to random places, 4 KiB at a time; and traces
+(``traces.py``), real ones with ``--trace``, else made with the ratios that
+Dmdedup's had, with a sync point every 1000 writes. Each run ends after some
+seconds. Volumes and direct stores compress nothing, and write blocks past the
+page cache; a volume's journal goes through it.
 
-``--hints`` adds what hints gain (``hints.py``), beside Mandal's figures.
-``--kernels`` counts the equal blocks of 512 and 4096 bytes in tar files. The
-authors did so with Linux 2.6.0 to 2.6.39 and blocks of 4096 bytes: 1.18 blocks
-for each one kept with files aligned to 512 bytes, as tar does, and 1.88 with
-files aligned to 4096.
+``--kernels`` adds the blocks of tar files (``kernels.py`` fetches them), in
+both ways, with files aligned to 512 and to 4096 bytes, and runs that may take
+ten times as long, since duplicates come with the second file. ``--hints`` adds
+what hints gain (``hints.py``), beside Mandal's figures.
+
+All targets are measured in turns, in each of the rounds. The table has the
+medians, and the lowest and highest multiple of the plain file of a round.
 """
 
 import collections
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
+import itertools
 import json
 import mmap
 import os
@@ -64,7 +67,7 @@ import _path  # noqa: F401  finds the modules beside it
 import aio
 import common
 from common import MIB
-import equalblocks
+import kernels
 import plot
 import synthetic
 import traces
@@ -74,11 +77,10 @@ from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
 
 BLOCK = 4096
-#: Blocks of a write in order: 640 KB. They are also the equal ones.
+#: Blocks of a write in order: 640 KB.
 TOGETHER = 160
 BACKENDS = ('inram', 'dtb', 'lmdb', 'leveldb')
-LIMITED = ('dtb', 'leveldb')    # their memory can be chosen
-CACHES = (0.3, 25, 50, 75, 100, 135)    # per cent of the metadata
+CACHES = (0.3, 25, 50, 75, 100, 135)    # of DTB, per cent of the metadata
 EVERY = (1, 1000, 0)    # writes to a sync point; 0: one at the end
 TRACE_EVERY = 1000
 LIMIT = 3600
@@ -90,13 +92,14 @@ class Scale(NamedTuple):
     mib: int        #: of the disk that is written to
     seconds: float  #: of each run
     lines: int      #: of each trace
+    rounds: int
     caches: tuple[float, ...] = CACHES
     every: tuple[int, ...] = EVERY
 
 
-SCALES = {'tiny': Scale(4, 0.05, 300, (0.3, 135), (1000,)),
-          'quick': Scale(1024, 1.5, 100_000),
-          'full': Scale(16384, 20, 2_000_000)}
+SCALES = {'tiny': Scale(4, 0.05, 300, 2, (0.3, 135), (1000,)),
+          'quick': Scale(1024, 1.5, 100_000, 3),
+          'full': Scale(16384, 20, 2_000_000, 3)}
 
 
 # -- what Dmdedup's authors published -----------------------------------------
@@ -114,6 +117,9 @@ _DUPLICATE = {'sequential': (1.4, 2), 'random': (2, 140)}
 #: In order, by CBT with a sync point after each write: not among these.
 _CBT_DUPLICATE = 12
 _TRACES = (1.6, 7.2)
+#: INRAM's tar files in order. They give no other figures of tar files.
+_TARS = {'sequential tar-512': (1.11, 1.11),
+         'sequential tar-4096': (1.45, 1.45)}
 
 
 def published(data: str, backend: str,
@@ -127,6 +133,8 @@ def published(data: str, backend: str,
     way, _, kind = data.partition(' ')
     if way not in RAW:
         return _TRACES
+    if kind.startswith('tar'):
+        return _TARS.get(data) if backend == 'inram' else None
     if backend != 'lmdb' and every:
         return None     # they had no sync points
     if (data, every) == ('sequential duplicate', 1):
@@ -147,32 +155,49 @@ class DataSet(NamedTuple):
     name: str
     block: int
     work: traces.Work
-    figure: str     #: its number among Dmdedup's; '': it has none
+    seconds: float  #: of each run
+    caches: tuple[float, ...]
+    every: tuple[int, ...] = (TRACE_EVERY,)
+    figure: str = ''    #: its number among Dmdedup's; '': it has none
 
     @property
     def unit(self) -> str:
         """Return the unit of its rates."""
         return 'MB/s' if self.name.startswith('sequential') else 'IOPS'
 
+    @property
+    def slug(self) -> str:
+        """Return a part of a file's name: of the two tar formats, too."""
+        return '-'.join(filter(None, (
+            self.figure.replace('.', '-'), self.name.partition('-')[2])))
+
+
+def place_all(way: str, ids: bytes) -> traces.Work:
+    """Write blocks with these ids to a disk that has as many.
+
+    In order, blocks that do not fill a write are left out.
+    """
+    rng = random.Random(1)
+    length = (TOGETHER if way == 'sequential' else 1) * traces.ID
+    blocks = len(ids) // traces.ID
+    pieces = [
+        traces.operation(
+            traces.WRITE, at // traces.ID if way == 'sequential'
+            else rng.randrange(blocks), ids[at:at + length])
+        for at in range(0, len(ids) - length + 1, length)]
+    ids = ids[:len(pieces) * length]
+    return traces.Work(b''.join(pieces), blocks, len(ids) // traces.ID, len(
+        {ids[at:at + traces.ID] for at in range(0, len(ids), traces.ID)}))
+
 
 def pattern(way: str, kind: str, blocks: int) -> traces.Work:
     """Write a disk once in order, or as many blocks to random places.
 
-    :param kind: whether all blocks are ``unique``, or every 160 the same
+    :param kind: whether the blocks are ``unique``, or all are the same
     """
-    rng = random.Random(1)
-    count = TOGETHER if way == 'sequential' else 1
-    pieces = []
-    number = 0
-    for first in range(0, blocks - count + 1, count):
-        ids = b''.join(
-            struct.pack('<QQ', 1, i if kind == 'unique' else i % TOGETHER)
-            for i in range(number, number + count))
-        number += count
-        pieces.append(traces.operation(
-            traces.WRITE, first if count > 1 else rng.randrange(blocks), ids))
-    return traces.Work(b''.join(pieces), blocks, number,
-                       number if kind == 'unique' else min(number, TOGETHER))
+    return place_all(way, b''.join(
+        struct.pack('<QQ', 1, i if kind == 'unique' else 1)
+        for i in range(blocks)))
 
 
 def patterns(scale: Scale) -> Iterator[DataSet]:
@@ -181,7 +206,22 @@ def patterns(scale: Scale) -> Iterator[DataSet]:
         for letter, way in zip('ab', RAW):
             yield DataSet(f'{way} {kind}', BLOCK,
                           pattern(way, kind, scale.mib * MIB // BLOCK),
+                          scale.seconds, scale.caches, scale.every,
                           f'4.{number}{letter}')
+
+
+def tars(paths: list[str], scale: Scale) -> Iterator[DataSet]:
+    """Yield the data sets of figures 4.3a and 4.3b, if there are any files."""
+    found = {} if not paths else {
+        alignment: b''.join(block for path in paths
+                            for block in kernels.ids(path, alignment))
+        for alignment in kernels.ALIGNMENTS}
+    for letter, way in zip('ab', RAW):
+        for alignment, ids in found.items():
+            yield DataSet(f'{way} tar-{alignment}', BLOCK,
+                          place_all(way, ids), 10 * scale.seconds,
+                          (scale.caches[0], 100), (TRACE_EVERY,),
+                          f'4.3{letter}')
 
 
 def trace(name: str, path: str, block: int, scale: Scale) -> DataSet:
@@ -192,7 +232,7 @@ def trace(name: str, path: str, block: int, scale: Scale) -> DataSet:
         raise SystemExit(f'dmdedup: {e}') from None
     if not work.data:
         raise SystemExit(f'dmdedup: {path} has no lines')
-    return DataSet(f'trace {name}', block, work, '')
+    return DataSet(f'trace {name}', block, work, scale.seconds, scale.caches)
 
 
 def made_traces(scale: Scale, directory: str) -> Iterator[DataSet]:
@@ -360,12 +400,10 @@ class Bench:
     :param filters: a directory on a tmpfs
     """
 
-    def __init__(self, directory: str, filters: str, program: str,
-                 seconds: float) -> None:
+    def __init__(self, directory: str, filters: str, program: str) -> None:
         self.directory = directory
         self._filters = filters
         self._program = program
-        self.seconds = seconds
 
     @contextlib.contextmanager
     def plain(self, data: DataSet) -> Iterator[Plain]:
@@ -398,7 +436,7 @@ class Bench:
             openvolumes.create(repo, 'disk', data.work.blocks * data.block)
             with openvolumes.open_volume(repo, 'disk') as volume:
                 return replay(data.work, data.block, Volume(volume), every,
-                              self.seconds)
+                              data.seconds)
 
     def direct(self, data: DataSet, backend: str, cache: int,
                every: int) -> tuple[Done, dict]:
@@ -410,7 +448,7 @@ class Bench:
         with (self._repository(block_size=data.block) as path,
               tempfile.TemporaryDirectory(dir=self.directory) as stores):
             found = run_direct(self._program, path, stores, backend, cache,
-                               data.work, every, self.seconds)
+                               data.work, every, data.seconds)
         return Done(found['operations'], found['bytes'],
                     found['seconds']), found
 
@@ -440,7 +478,8 @@ class Row(NamedTuple):
 
     target: str
     cache: float | None     #: per cent of the metadata
-    rates: list[float]      #: by how often there is a sync point
+    run: Callable[[int], Done]  #: its argument: writes to a sync point
+    rates: list[list[float]]    #: of the rounds, by the choice of sync points
 
 
 def sync_words(every: int) -> str:
@@ -448,39 +487,38 @@ def sync_words(every: int) -> str:
     return {0: 'at the end', 1: 'each write'}.get(every, f'{every:,} writes')
 
 
-def choices(data: DataSet, scale: Scale) -> tuple[int, ...]:
-    """Return the intervals of sync points, in the order of the columns."""
-    return scale.every if data.figure else (TRACE_EVERY,)
-
-
-def show_head(data: DataSet, scale: Scale) -> None:
+def show_head(data: DataSet, rounds: int) -> None:
     """Print the lines' heading."""
     raw = RAW.get(data.name.partition(' ')[0])
     print(f'\n{data.name}: blocks of {data.block}, {data.work.written:,} '
           f'written at most, {data.work.ratio:,.2f} for each different one; '
-          f'a disk of {data.work.blocks * data.block / MIB:,.0f} MiB')
+          f'a disk of {data.work.blocks * data.block / MIB:,.0f} MiB; '
+          f'rounds: {rounds}')
     print(f'{"sync point":>24}' + ''.join(
-        f'{sync_words(every):^32}' for every in choices(data, scale)).rstrip())
+        f'{sync_words(every):^47}' for every in data.every).rstrip())
     theirs = f'Dmdedup, {data.unit}' if raw else 'Dmdedup, raw=1'
-    print(f'{"cache":>24}' + f'{data.unit:>9}{"plain=1":>8}{theirs:>15}'
-          * len(choices(data, scale)))
+    print(f'{"cache":>24}' + f'{data.unit:>9}{"plain=1":>8}'
+          f'{"lowest-highest":>15}{theirs:>15}' * len(data.every))
     if raw:
-        cells = ''.join(f'{"":9}{"":8}{raw[1]:15.0f}'
-                        for _ in choices(data, scale))
+        cells = ''.join(f'{"":32}{raw[1]:15.0f}' for _ in data.every)
         print(f'{"raw disk":24}{cells}')
 
 
-def show(data: DataSet, scale: Scale, row: Row, plain: Row) -> None:
+def show(data: DataSet, row: Row, plain: Row) -> None:
     """Print a line of the table."""
     line = f'{row.target:18}' + (f'{"-":>6}' if row.cache is None
                                  else f'{row.cache:>6g}')
     _, raw = RAW.get(data.name.partition(' ')[0], ('', 1))
-    for every, rate, of in zip(choices(data, scale), row.rates, plain.rates):
+    for every, rates, of in zip(data.every, row.rates, plain.rates):
         theirs = published(data.name, row.target.removeprefix('direct, '),
                            every)
         words = ('' if theirs is None else
                  between(*(figure * raw for figure in theirs)))
-        line += f'{rate:9,.0f}{rate / of:8.2f}{words:>15}'
+        # Each by the plain file's rate of the same round.
+        ratios = [rate / plain_rate for rate, plain_rate in zip(rates, of)]
+        interval = f'{min(ratios):.2f}-{max(ratios):.2f}'
+        line += (f'{statistics.median(rates):9,.0f}'
+                 f'{statistics.median(ratios):8.2f}{interval:>15}{words:>15}')
     print(line.rstrip(), flush=True)
 
 
@@ -493,55 +531,76 @@ def between(low: float, high: float) -> str:
     return words[0] if words[0] == words[1] else '-'.join(words)
 
 
-def measure(bench: Bench, data: DataSet, scale: Scale) -> list[Row]:
-    """Run all targets, and print their lines as they come."""
-    rows: list[Row] = []
-    metadata = 0
-    hashing: list[float] = []
+class Direct:
+    """Runs of directmap.c, with caches by the size of their metadata."""
 
-    def add(target: str, cache: float | None,
-            run: Callable[[int], Done]) -> None:
-        rows.append(Row(target, cache, [
-            run(every).rate(data.unit) for every in choices(data, scale)]))
-        show(data, scale, rows[-1], rows[0])
+    def __init__(self, bench: Bench, data: DataSet) -> None:
+        self._bench = bench
+        self._data = data
+        self.metadata = 0   #: bytes; INRAM's run, which is the first, sets it
+        self.hashing: list[float] = []
 
-    def direct(backend: str, cache: float, every: int) -> Done:
-        nonlocal metadata
-        done, found = bench.direct(data, backend,
-                                   int(metadata * cache / 100), every)
+    def run(self, backend: str, cache: float, every: int) -> Done:
+        """Replay once.
+
+        :param cache: per cent of the metadata
+        """
+        done, found = self._bench.direct(
+            self._data, backend, int(self.metadata * cache / 100), every)
         if backend == 'inram':
-            metadata = found['memory']
-        hashing.append(found['hashing'] / 1e6)
+            self.metadata = max(self.metadata, found['memory'])
+        self.hashing.append(found['hashing'] / 1e6)
         return done
 
-    show_head(data, scale)
-    with bench.plain(data) as target:
-        add('plain file', None, lambda every: replay(
-            data.work, data.block, target, every, bench.seconds))
+
+def targets(bench: Bench, data: DataSet, plain: Target,
+            direct: Direct) -> list[Row]:
+    """Return the lines of the table, without rates; INRAM is before DTB."""
+    rows = [Row('plain file', None, lambda every: replay(
+        data.work, data.block, plain, every, data.seconds), [])]
     for index in hostfilter.INDEXES:
-        add(f'volume, {index}', None,
-            functools.partial(bench.volume, data, index))
+        rows.append(Row(f'volume, {index}', None,
+                        functools.partial(bench.volume, data, index), []))
     for backend in BACKENDS:
-        for cache in scale.caches if backend in LIMITED else (None,):
-            add(f'direct, {backend}', cache,
-                functools.partial(direct, backend, cache or 100))
-    print(f'The metadata takes {metadata / MIB:.2f} MiB. Fingerprints alone, '
-          f'on one thread: {statistics.median(hashing):,.0f} MB/s.')
+        for cache in data.caches if backend == 'dtb' else (None,):
+            rows.append(Row(f'direct, {backend}', cache, functools.partial(
+                direct.run, backend, 100 if cache is None else cache), []))
+    for row in rows:
+        row.rates.extend([] for _ in data.every)
     return rows
 
 
-def draw(data: DataSet, rows: list[Row], scale: Scale, directory: str) -> None:
+def measure(bench: Bench, data: DataSet, rounds: int) -> list[Row]:
+    """Run all targets in turns, and print their table."""
+    direct = Direct(bench, data)
+    with bench.plain(data) as plain:
+        rows = targets(bench, data, plain, direct)
+        for _ in common.count_rounds(rounds, f'{data.name}, round'):
+            for row in rows:
+                for rates, every in zip(row.rates, data.every):
+                    rates.append(row.run(every).rate(data.unit))
+    show_head(data, rounds)
+    for row in rows:
+        show(data, row, rows[0])
+    print(f'The metadata takes {direct.metadata / MIB:.2f} MiB. Fingerprints '
+          f'alone, on one thread: {statistics.median(direct.hashing):,.0f} '
+          'MB/s.', flush=True)
+    return rows
+
+
+def draw(data: DataSet, rows: list[Row], directory: str) -> None:
     """Draw a figure: the rates by target, some caches, and sync points."""
     shown = [row for row in rows
-             if row.cache in (None, scale.caches[0], 50, scale.caches[-1])]
+             if row.cache in (None, data.caches[0], 50, data.caches[-1])]
     plot.bars(
         [row.target if row.cache is None else f'{row.target}, {row.cache:g} %'
          for row in shown],
-        {f'sync point: {sync_words(every)}': [row.rates[i] for row in shown]
-         for i, every in enumerate(choices(data, scale))},
+        {f'sync point: {sync_words(every)}': [
+            statistics.median(row.rates[i]) for row in shown]
+         for i, every in enumerate(data.every)},
         data.unit, f'{data.figure}: {data.name}',
-        os.path.join(directory, 'experiments-dmdedup-'
-                     f'{data.figure.replace(".", "-")}.svg'), digits=0)
+        os.path.join(directory, f'experiments-dmdedup-{data.slug}.svg'),
+        digits=0)
 
 
 # -- limits -------------------------------------------------------------------
@@ -571,26 +630,10 @@ def show_limits(bench: Bench, scale: Scale) -> None:
                     ('replay without a disk', data.work, Nothing()),
                     ('disk, reads', reads, target),
                     ('disk, writes', data.work, target)):
-                done = replay(work, BLOCK, on, 0, bench.seconds)
+                done = replay(work, BLOCK, on, 0, data.seconds)
                 way = data.name.partition(' ')[0]
                 print(f'{f"{name}, {way}":32}{done.rate(data.unit):10,.0f} '
                       f'{data.unit}', flush=True)
-
-
-# -- tar files ----------------------------------------------------------------
-
-def show_kernels(paths: list[str], directory: str) -> None:
-    """Print the number of blocks for each one that has to be kept."""
-    found = equalblocks.analyse(paths, directory)
-    print(f'\n{len(paths)} tar files, {found.bytes / MIB:,.0f} MiB: '
-          'blocks for each different one')
-    for size in (512, 4096):
-        blocks = found.by_size[size]
-        ratio = ((blocks.used + blocks.zeros)
-                 / (blocks.kept + bool(blocks.zeros)))
-        print(f'blocks of {size:>5}{ratio:10.2f}')
-    print('Dmdedup, Linux 2.6.0 to 2.6.39, blocks of 4096: 1.18; 1.88 with '
-          'files aligned to 4096')
 
 
 # -- hints --------------------------------------------------------------------
@@ -634,36 +677,35 @@ def main() -> None:
         hints=(False, 'also measure what hints gain'))
     parser.add_argument('--scale', choices=SCALES,
                         help='how much is done (default: full)')
+    parser.add_argument('--rounds', type=int,
+                        help='how often (default: by the scale)')
     parser.add_argument('--trace', metavar='FILE', action='append',
                         help='replay real traces, and nothing else')
     parser.add_argument('--trace-block', type=int, choices=(512, 4096),
                         default=4096,
                         help='bytes of their blocks (default: %(default)s)')
     parser.add_argument('--kernels', metavar='TAR', nargs='+', default=[],
-                        help="also count tar files' equal blocks")
+                        help='also write the blocks of tar files')
     plot.argument(parser, 'DIR')
     args = parser.parse_args()
     scale = SCALES[args.scale or ('quick' if args.quick else 'full')]
+    rounds = args.rounds or scale.rounds
     real = [trace(os.path.basename(path), path, args.trace_block, scale)
             for path in args.trace or ()]
     with (common.place(args.dir) as d,
           common.place(args.filter_dir) as filters):
-        bench = Bench(d, filters, synthetic.build(d, 'directmap', 'linearmap'),
-                      scale.seconds)
+        bench = Bench(d, filters, synthetic.build(d, 'directmap', 'linearmap'))
         show_limits(bench, scale)
-        for data in real:
-            measure(bench, data, scale)
-        if not real:
-            for data in patterns(scale):
-                rows = measure(bench, data, scale)
-                if args.plot:
-                    draw(data, rows, scale, args.plot)
-            for data in made_traces(scale, d):
-                measure(bench, data, scale)
+        for data in real or itertools.chain(
+                patterns(scale), tars(args.kernels, scale),
+                made_traces(scale, d)):
+            rows = measure(bench, data, rounds)
+            if args.plot and data.figure:
+                draw(data, rows, args.plot)
         if args.hints:
             show_hints(d, filters, scale, args.plot)
         if args.kernels:
-            show_kernels(args.kernels, d)
+            kernels.show(args.kernels)
 
 
 if __name__ == '__main__':
