@@ -11,8 +11,10 @@
  *                               [alone=1]
  *
  * The data are noise, made of the seed before the clock starts, so that what is
- * read can be compared.  halt-...: stores the data, then as much of the next
- * seed without end, reports it, and waits to be killed.
+ * read can be compared.  It is one piece, so it takes no memory from what is
+ * measured; only a number in each block of it changes from piece to piece.
+ * halt-...: stores the data, then as much of the next seed without end, reports
+ * it, and waits to be killed.
  *
  * All system calls are the engine's own, through a table of this file
  * (watched_env), which passes each to the model of a disk (diskmodel.h), and
@@ -45,6 +47,7 @@
 
 enum {
     PIECE = 4 << 20,
+    BLOCK = 4096,
     MAX_FD = 1024,
     FILTER_BYTES = 64 << 20,
     GROUPS_AT_ONCE = 64,
@@ -408,24 +411,36 @@ watch(watched_env *w)
 typedef struct step {
     watched_env *w;
     const char *path, *image, *filter;
-    uint8_t *data;
-    size_t length;
+    uint8_t *data; /* a piece */
+    size_t length; /* of all */
     uint64_t seed;
     double wall, cpu, open; /* seconds; open: of the handle and its filter */
 } step;
 
 /* Noise (splitmix64), the same for the same seed. */
 static void
-make_data(uint8_t *data, size_t length, uint64_t seed)
+make_data(step *x, uint64_t seed)
 {
     uint64_t state = seed * UINT64_C(0xd1342543de82ef95);
-    for (size_t at = 0; at < length; at += 8) {
+    for (size_t at = 0; at < PIECE; at += 8) {
         uint64_t z = state += UINT64_C(0x9e3779b97f4a7c15);
         z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
         z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
         z ^= z >> 31;
-        memcpy(data + at, &z, 8);
+        memcpy(x->data + at, &z, 8);
     }
+}
+
+/* The piece at an offset, until the next call.  Made within the time, so that
+ * nothing is written back while the clock stands: 8 bytes of each block. */
+static const uint8_t *
+data_at(step *x, size_t offset)
+{
+    for (size_t at = 0; at < PIECE; at += BLOCK) {
+        uint64_t number = (offset + at) / BLOCK;
+        memcpy(x->data + at, &number, sizeof number);
+    }
+    return x->data;
 }
 
 static void
@@ -443,10 +458,10 @@ stop_clock(step *x)
 }
 
 static gd_status
-compare(const step *x, const uint8_t *found, size_t length, size_t offset,
+compare(step *x, const uint8_t *found, size_t length, size_t offset,
         gd_error *err)
 {
-    return memcmp(found, x->data + offset, length) == 0
+    return memcmp(found, data_at(x, offset), length) == 0
                ? GD_OK
                : gd_fail(err, GD_CORRUPT, "%s: what was read at %zu is not what "
                          "was written", x->path, offset);
@@ -465,7 +480,7 @@ write_pieces(step *x, int fd, gd_error *err)
 {
     gd_status s = GD_OK;
     for (size_t at = 0; s == GD_OK && at < x->length; at += PIECE) {
-        s = gd_write_full(&x->w->env, fd, x->data + at, piece_at(x, at), at,
+        s = gd_write_full(&x->w->env, fd, data_at(x, at), piece_at(x, at), at,
                           x->path, err);
     }
     return s;
@@ -538,7 +553,7 @@ write_image(step *x, gd_transaction *transaction, gd_error *err)
 {
     gd_status s = GD_OK;
     for (size_t at = 0; s == GD_OK && at < x->length; at += PIECE) {
-        s = gd_transaction_write(transaction, x->data + at, piece_at(x, at),
+        s = gd_transaction_write(transaction, data_at(x, at), piece_at(x, at),
                                  err);
     }
     return s;
@@ -626,7 +641,7 @@ halt_write(step *x, gd_error *err)
     int fd;
     gd_status s = write_file(x, err);
     snprintf(next, sizeof next, "%s-next", x->path);
-    make_data(x->data, x->length, x->seed + 1);
+    make_data(x, x->seed + 1);
     if (s == GD_OK) {
         s = gd_open(&x->w->env, AT_FDCWD, next, O_RDWR | O_CREAT, 0600, &fd,
                     err);
@@ -650,7 +665,7 @@ halt_store(step *x, gd_error *err)
         s = store_image(x, repo, x->image, true, err);
     }
     snprintf(next, sizeof next, "%s-next", x->image);
-    make_data(x->data, x->length, x->seed + 1);
+    make_data(x, x->seed + 1);
     if (s == GD_OK) {
         s = store_image(x, repo, next, false, err);
     }
@@ -746,12 +761,12 @@ main(int argc, char **argv)
         parse(argv + 2, &x);
     }
     if (x.path == NULL || x.length == 0 ||
-        (x.data = malloc(x.length)) == NULL) {
+        (x.data = malloc(PIECE)) == NULL) {
         fprintf(stderr, "usage: %s OPERATION KEY=VALUE...\n"
                 "It is made to be called by livedfs.py.\n", argv[0]);
         return 2;
     }
-    make_data(x.data, x.length, x.seed);
+    make_data(&x, x.seed);
     if (run(&x, argv[1], &err) != GD_OK) {
         fprintf(stderr, "%s\n", err.text);
         return 1;

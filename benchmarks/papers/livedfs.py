@@ -5,9 +5,9 @@
 Run it from a checkout in which the extension is built; gcc is needed, and for
 A4 root, for B2 Glance and uWSGI::
 
-    python benchmarks/papers/livedfs.py [--mib 512] [--rounds 3] [--dir DIR]
-        [--stores-elsewhere] [--single-loads] [--no-combining]
-        [--only A1,B1] [--plot DIR] [IMAGE..]
+    python benchmarks/papers/livedfs.py [--mib 512] [--memory MIB]
+        [--rounds 3] [--dir DIR] [--stores-elsewhere] [--single-loads]
+        [--no-combining] [--only A1,B1] [--plot DIR] [IMAGE..]
 
 They are named after those of Ng, Ma, Wong, Lee and Lui, "Live Deduplication
 Storage of Virtual Machine Images in an Open-Source Cloud", Middleware 2011:
@@ -27,6 +27,9 @@ Storage of Virtual Machine Images in an Open-Source Cloud", Middleware 2011:
 
 A1 to A4 stand beside a plain file on the same disk, written in the same pieces
 and fsynced with its directory, in the same round. Nothing is compressed there.
+``--memory`` limits the memory of each step of A1 to A3, page cache and filter
+included (``memorylimit.py``); then the image has four times as much.
+
 Each is done once more by the engine with its system calls changed (livedfs.c),
 as if it were built otherwise, where that can make a difference:
 
@@ -46,6 +49,7 @@ and ``--mb-s`` for its reads and writes. diskmodel.h defines a seek.
 """
 
 import argparse
+from collections.abc import Sequence
 import contextlib
 import json
 import os
@@ -63,6 +67,7 @@ import _path  # noqa: F401  finds the modules beside it
 import common
 from common import MIB
 import disk
+import memorylimit
 import plot
 import start
 import synthetic
@@ -132,11 +137,16 @@ class Subject:
     """A plain file, or a repository, and its operations."""
 
     def __init__(self, program: str, directory: str, filter_dir: str,
-                 variant: Variant | None) -> None:
-        """:param variant: None: plain files"""
+                 variant: Variant | None, prefix: Sequence[str] = ()) -> None:
+        """Make the place of the files.
+
+        :param variant: None: plain files
+        :param prefix: the beginning of each command
+        """
         self.name = PLAIN if variant is None else variant.name
         self.variant = variant
         self._program, self._directory = program, directory
+        self._prefix = prefix
         self._common: list[str] = []
         os.mkdir(directory)
         if variant is not None:
@@ -164,11 +174,14 @@ class Subject:
         if self.variant is not None and write:
             what += [f'single={int(self.variant.single)}',
                      f'alone={int(self.variant.alone)}']
-        return [self._program, 'halt-' * halt + operations[write], *what]
+        return [*self._prefix, self._program,
+                'halt-' * halt + operations[write], *what]
 
     def run(self, *what) -> Done:
         done = subprocess.run(self.command(*what), cwd=self._directory,
                               stdout=subprocess.PIPE, timeout=LIMIT)
+        if done.returncode == -signal.SIGKILL and self._prefix:
+            raise SystemExit(f'{self.name}: a step needs more memory')
         if done.returncode != 0:
             raise SystemExit(f'{self.name}: a step failed')
         return Done(**json.loads(done.stdout))
@@ -231,7 +244,8 @@ def line(name: str, *cells: str) -> str:
 
 def show_rounds(experiment: str, rounds: Rounds, args) -> None:
     size = args.mib * MIB
-    print(f'\n{experiment}: {EXPERIMENTS[experiment]}, {args.mib} MiB')
+    memory = f', {args.memory} MiB of memory' if args.memory else ''
+    print(f'\n{experiment}: {EXPERIMENTS[experiment]}, {args.mib} MiB{memory}')
     print(line('', 'MB/s', 'low', 'high', 'of plain', 'cpu s/GiB', 'near',
                'far', 'MiB', 'model s', 'of plain'))
     plain = rounds.found[PLAIN][-1].modelled(args)
@@ -258,10 +272,10 @@ def plot_rounds(experiment: str, rounds: Rounds, args) -> None:
 
 
 def one_round(program: str, directory: str, filter_dir: str, args,
-              results: dict[str, Rounds]) -> None:
+              prefix: list[str], results: dict[str, Rounds]) -> None:
     """Run A1 to A3 of all subjects; one subject at a time in each."""
     subjects = [Subject(program, os.path.join(directory, str(i)), filter_dir,
-                        variant)
+                        variant, prefix)
                 for i, variant in enumerate(
                     [None, Variant(STORE), *variants(args)])]
     for experiment, image, write in (('A1', 'one', True), ('A2', 'one', False),
@@ -554,8 +568,9 @@ def uploads(directory: str, args) -> None:
 def writing_and_reading(program: str, directory: str, filter_dir: str,
                         wanted: list[str], args) -> None:
     results = {name: Rounds() for name in wanted}
-    for _ in common.count_rounds(args.rounds, 'A, round'):
-        one_round(program, directory, filter_dir, args, results)
+    with memorylimit.limited(args.memory * MIB) as prefix:
+        for _ in common.count_rounds(args.rounds, 'A, round'):
+            one_round(program, directory, filter_dir, args, prefix, results)
     for experiment, rounds in results.items():
         show_rounds(experiment, rounds, args)
         if args.plot:
@@ -573,7 +588,9 @@ def recovery(program: str, directory: str, filter_dir: str, args) -> None:
 
 def parse() -> argparse.Namespace:
     parser = common.arguments(
-        __doc__, mib=512, rounds=3, paths='*',
+        __doc__, mib=(0, 'how much data; 0: 512, or four times the memory'),
+        memory=(0, 'MiB of memory for A1 to A3; 0: no limit'),
+        rounds=3, paths='*',
         stores_elsewhere=(False, 'also fingerprint stores in other files'),
         single_loads=(False, 'also each entry read by itself'),
         no_combining=(False, 'also each block written by itself'),
@@ -591,6 +608,7 @@ def parse() -> argparse.Namespace:
                         help='these experiments (default: all that can be)')
     plot.argument(parser, 'DIR')
     args = parser.parse_args()
+    args.mib = args.mib or 4 * args.memory or 512
     if args.only is None:
         args.only = [name for name in EXPERIMENTS
                      if not (name.startswith('B') and not args.paths

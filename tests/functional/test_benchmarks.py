@@ -185,7 +185,8 @@ runpy.run_path(path, run_name='__main__')
 
 def test_all_say_what_they_take():
     # These are no commands; MPI starts batchrank.py for batch.py.
-    left_out = {'_path', 'common', 'plot', 'aio', 'batchrank'}
+    left_out = {'_path', 'common', 'plot', 'aio', 'batchrank',
+                'memorylimit'}
     for path in (TOP / 'benchmarks').rglob('*.py'):
         if path.stem in left_out:
             continue
