@@ -233,7 +233,6 @@ TESTED_BY = {
     'dedupd.http.streams': 'functional/test_floods.py',
     'dedupd.http.glance_tokens': 'unit/dedupd/serve/test_image_handlers.py',
     'dedupd.http.upstream_client': 'functional/test_cache_relay.py',
-    'dedupd.serve.nbd': 'functional/test_nbd.py',
     'dedupd.serve.image_source':
         'unit/dedupd/compute/cache/test_arrival_list.py',
     'dedupd.serve.slice_fetching': 'functional/test_cold_daemon.py',
