@@ -225,7 +225,7 @@ def main() -> None:
         for tar in tars:
             common.cat(tar)
         for number in common.count_rounds(args.rounds):
-            kinds = [File, Served, Volume]
+            kinds: list[type[File] | type[Volume]] = [File, Served, Volume]
             # Ratios are to the file of the round, so it stays the first.
             for kind in kinds[:1] + kinds[1:][::1 - 2 * (number % 2)]:
                 print(kind.name, file=sys.stderr)
