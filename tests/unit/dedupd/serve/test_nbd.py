@@ -14,7 +14,7 @@ from dedupd.http import connection_limits
 from dedupd.serve import image_source
 from dedupd.serve import nbd
 from glance_dedup.base import exceptions
-from tests.support import nbd as nbd_session
+from tests.support.nbd import Session
 from tests.support import repositories
 
 LIMIT = 60
@@ -44,7 +44,7 @@ class Served:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.settimeout(LIMIT)
-        self.session = nbd_session.Session(theirs)
+        self.session = Session(theirs)
         place = connection_limits.Places().take('peer', 1, 1)
         self.task = asyncio.create_task(
             self.exports.connection(ours, place).run())
