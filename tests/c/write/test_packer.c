@@ -492,9 +492,9 @@ store_in_crowd(int crowd, bool yields, gd_codec codec)
     t.x.params.adaptive_compression = yields;
     t.x.f.env.monotonic_ns = crowded_monotonic_ns;
     t.x.f.env.thread_ns = crowded_thread_ns;
+    open_all(&t);
     memset(&machine, 0, sizeof machine);
     machine.crowd = crowd;
-    open_all(&t);
     add_blocks(&t, FIRST_BUNDLE + 256, false);
     sync_all(&t);
     for (uint32_t i = FIRST_BUNDLE; i < t.count; i++) {
