@@ -55,7 +55,7 @@ def test_it_starts_read_only(tmp_path, kind, inodes):
                 error, _ = session.answer(nbd.WRITE, 0, 512, data=bytes(512))
                 assert error
             assert 'volume disk is served read-only' in server.text()
-            assert 'No space left' in server.text()
+            repositories.eventually(lambda: 'No space left' in server.text())
             for file in filling:
                 file.unlink()
             repositories.eventually(

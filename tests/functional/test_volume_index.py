@@ -61,6 +61,8 @@ class Writer:
 
     def is_filled(self):
         """Return true if DATA is found; each try writes a new piece of it."""
+        if not self.server.number('index_complete'):
+            return False
         at = len(self.written) * PIECE
         assert at < len(DATA)
         return self.write(DATA[at:at + PIECE]) == PIECE // BLOCK
@@ -154,6 +156,7 @@ def test_that_of_another_repository(repository, tmp_path, index):
         foreign, tmp_path / 'index' / f'{path_id(repository)}.{index}')
     with serve(repository, tmp_path, index) as server:
         writer = Writer(server.start())
+        repositories.eventually(lambda: server.number('index_complete'))
         assert writer.write(DATA) < len(DATA) // BLOCK
         assert writer.write(DATA) == len(DATA) // BLOCK
         writer.check()

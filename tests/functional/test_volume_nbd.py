@@ -448,6 +448,7 @@ def test_blocks_are_shared_with_images(repository, tmp_path):
     volume_tools.create(repository, 'disk', SIZE)
     with volume_tools.Server(repository, tmp_path) as server:
         server.start()
+        repositories.eventually(lambda: server.number('index_complete'))
         with server.session() as session:
             volume_tools.write(session, MIB, data)
             server.control.checkpoint()
