@@ -268,20 +268,11 @@ TEST_WITH(test_removed, setup(&t, 150), teardown(&t))
     CHECK_INT(t.x.f.descriptors, before + MANY / 2 - 2);
 }
 
-static int64_t the_time;
-
-static int64_t
-set_monotonic_ns(GD_UNUSED const gd_env *env)
-{
-    return the_time;
-}
-
 /* Callers that come all the time cause a check every five seconds. */
 TEST_WITH(test_removed_in_turn, setup(&t, 2), teardown(&t))
 {
     const int64_t second = 1000000000;
-    t.x.f.env.monotonic_ns = set_monotonic_ns;
-    the_time = 7 * second;
+    t.x.f.monotonic_ns = 7 * second;
     gd_fpcache_close(t.cache);
     REQUIRE(gd_fpcache_open(t.x.env, t.x.root, &t.x.params, 2, &t.cache,
                             &t.x.err) == GD_OK);
@@ -290,17 +281,17 @@ TEST_WITH(test_removed_in_turn, setup(&t, 2), teardown(&t))
         gd_fpcache_return_group(t.cache, lend(&t, n, false));
     }
     remove_group(1);
-    the_time += 5 * second - 1;
+    t.x.f.monotonic_ns += 5 * second - 1;
     gd_fpcache_drop_removed_in_turn(t.cache);
     CHECK_INT(t.x.f.descriptors, before + 2);
-    the_time++;
+    t.x.f.monotonic_ns++;
     gd_fpcache_drop_removed_in_turn(t.cache);
     CHECK_INT(t.x.f.descriptors, before + 1);
     remove_group(2);
-    the_time += 5 * second - 1;
+    t.x.f.monotonic_ns += 5 * second - 1;
     gd_fpcache_drop_removed_in_turn(t.cache);
     CHECK_INT(t.x.f.descriptors, before + 1);
-    the_time++;
+    t.x.f.monotonic_ns++;
     gd_fpcache_drop_removed_in_turn(t.cache);
     CHECK_INT(t.x.f.descriptors, before);
 }

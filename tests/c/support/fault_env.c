@@ -493,7 +493,8 @@ static int64_t
 fault_monotonic_ns(const gd_env *env)
 {
     const gd_env *real = self(env)->real;
-    return real->monotonic_ns(real);
+    int64_t stopped = self(env)->monotonic_ns;
+    return stopped != 0 ? stopped : real->monotonic_ns(real);
 }
 
 static int64_t

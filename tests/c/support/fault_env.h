@@ -96,6 +96,7 @@ typedef struct fault_env {
      * zeros. */
     bool shared;
     uint64_t stale_from; /* 0: none */
+    int64_t monotonic_ns; /* of a clock that stands still; 0: it goes on */
     bool direct[FAULT_FDS];
     bool tracing;
     fault_call trace[FAULT_TRACE];
