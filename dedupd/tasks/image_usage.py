@@ -402,9 +402,10 @@ def _add_group(maintainer: maintainer_role.Maintainer, group: int,
     usage.referenced_bytes += all_bytes - other_bytes
     usage.freed_bytes += freed_bytes - dead_bytes
     usage.freed_blocks += (len(after) - len(before)) // 4
-    usage.invalid_blocks += _count_invalid(listing, ours)
+    entries = block_addresses.columns(listing)
+    usage.invalid_blocks += _count_invalid(entries, ours)
     if len(after) > len(before):
-        stored = sum(_freed_segments(listing, before, after))
+        stored = sum(_freed_segments(entries, listing, before, after))
         if facts['is_cold']:
             usage.freed_object_bytes += stored
         else:
@@ -419,16 +420,17 @@ def _with_pins(counts: bytes, slots: Iterable[int]) -> bytes:
     return block_addresses.pack(numbers)
 
 
-def _count_invalid(listing: bytes, counts: bytes) -> int:
+def _count_invalid(entries: block_addresses.Columns, counts: bytes) -> int:
     """The slots with a count whose entries do not verify."""
-    _, _, states = block_addresses.columns(listing)
+    if block_addresses.INVALID not in entries.states:
+        return 0
     return sum(state == block_addresses.INVALID and count > 0
                for state, count in zip(
-                   states, block_addresses.unpack(counts)))
+                   entries.states, block_addresses.unpack(counts)))
 
 
-def _freed_segments(listing: bytes, before: bytes, after: bytes
-                    ) -> Iterator[int]:
+def _freed_segments(entries: block_addresses.Columns, listing: bytes,
+                    before: bytes, after: bytes) -> Iterator[int]:
     """The bytes of each segment that loses its last block.
 
     An entry that does not verify may name any segment. So it frees none, and
@@ -437,7 +439,7 @@ def _freed_segments(listing: bytes, before: bytes, after: bytes
     :param before: slots that are not counted, with the images
     :param after: the same without them
     """
-    segments, _, states = block_addresses.columns(listing)
+    segments, _, states = entries
     stored = block_addresses.stored_lengths(listing)
     unused = set(block_addresses.unpack(after))
     left = {slot for slot, state in enumerate(states)

@@ -392,4 +392,5 @@ def load() -> None:
     """
     for module in pkgutil.iter_modules(tasks.__path__):
         importlib.import_module(f'{tasks.__name__}.{module.name}')
+    # Only a collection by partition needs it, and imports it then.
     importlib.import_module('glance_dedup.maintenance.comparison')
