@@ -19,6 +19,7 @@ from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import refcount_rebuild
 from tests.support import maintenance
 from tests.support.maintenance import content
+from tests.support import ports
 from tests.support import repositories
 from tests.support.repositories import put
 from tests.unit.dedupd.tasks.collecting import collect
@@ -41,9 +42,7 @@ def ssh(tmp_path, monkeypatch):
     for name in 'host', 'user':
         subprocess.run(['ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f',
                         home / name], check=True, timeout=60)
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
+    port = ports.free_port()
     (home / 'sshd_config').write_text(
         f'Port {port}\nListenAddress 127.0.0.1\nHostKey {home}/host\n'
         f'AuthorizedKeysFile {home}/user.pub\nStrictModes no\nUsePAM no\n'
