@@ -15,6 +15,8 @@
 enum {
     LOOK_MS = 1000,
     IDLE_MS = 5000,
+    MAX_AGE_MS = 5 * 60 * 1000, /* of records that are not stored, when idle */
+    SPACE_MS = 60 * 1000, /* without a write: the journal's space is given up */
     RENEW_MS = 30 * 1000,
     FOLLOW_MS = 5000,
     FIRST_PAUSE_MS = 2000, /* after a failure; each next is twice as long */
@@ -42,6 +44,8 @@ struct gd_nbdkit_checkpointer {
     atomic_bool due;
     /* The thread's own: */
     attempt checkpoint, index;
+    uint64_t dirty_ms; /* since when the journal has had records; 0: not */
+    bool has_no_space; /* it was given up, and nothing was written since */
     uint64_t renew_ms;
     uint64_t follow_ms; /* when to scan the groups; see look */
 };
@@ -99,10 +103,11 @@ follow(gd_nbdkit_checkpointer *keeper)
     return followed.more;
 }
 
-/* Returns whether a checkpoint is to be made now.  The last write may be later
- * than `now`.  A write is noted before its records are there, so they are looked
- * for first: the time of the last write is then that of these records, or a
- * later one. */
+/* Returns whether a checkpoint is to be made now: one that is due, or, while
+ * nobody writes, one that is worth its cost, or of records that are old.  The
+ * last write may be later than `now`.  A write is noted before its records are
+ * there, so they are looked for first: the time of the last write is then that of
+ * these records, or a later one. */
 static bool
 wants_checkpoint(gd_nbdkit_checkpointer *keeper, uint64_t now)
 {
@@ -111,8 +116,27 @@ wants_checkpoint(gd_nbdkit_checkpointer *keeper, uint64_t now)
         return true;
     }
     gd_volume_get_info(keeper->volume, &info);
-    return info.journal_records > 0 &&
-           now >= atomic_load(&keeper->written_ms) + IDLE_MS;
+    if (info.journal_records == 0) {
+        keeper->dirty_ms = 0;
+        return false;
+    }
+    if (keeper->dirty_ms == 0) {
+        keeper->dirty_ms = now;
+    }
+    bool worth = now >= keeper->dirty_ms + MAX_AGE_MS ||
+                 gd_volume_is_worth_checkpoint(keeper->volume);
+    return worth && now >= atomic_load(&keeper->written_ms) + IDLE_MS;
+}
+
+/* The journal keeps space for writes to come, but not for ever. */
+static void
+give_up_space(gd_nbdkit_checkpointer *keeper, uint64_t now)
+{
+    bool idle = now >= atomic_load(&keeper->written_ms) + SPACE_MS;
+    if (idle && !keeper->has_no_space) {
+        gd_volume_give_up_space(keeper->volume);
+    }
+    keeper->has_no_space = idle;
 }
 
 static bool
@@ -128,6 +152,7 @@ make_checkpoint(gd_nbdkit_checkpointer *keeper)
 {
     gd_error err;
     bool was_read_only = is_read_only(keeper);
+    keeper->dirty_ms = 0;
     note_result(&keeper->checkpoint,
                 gd_volume_checkpoint(keeper->volume, &err), &err);
     if (was_read_only && !is_read_only(keeper)) {
@@ -148,6 +173,7 @@ look(gd_nbdkit_checkpointer *keeper)
         wants_checkpoint(keeper, now)) {
         make_checkpoint(keeper);
     }
+    give_up_space(keeper, now);
     if (now >= keeper->renew_ms) {
         gd_volume_renew(keeper->volume);
         keeper->renew_ms = now + RENEW_MS;

@@ -3,8 +3,9 @@
  * checkpoint_thread.h - the thread that does what a served volume needs now
  * and then.
  *
- * It makes a checkpoint when the journal is large, or when nothing was written
- * for five seconds.  It opens recipes again that a merge has replaced.  It
+ * It makes a checkpoint when the journal is large.  When nothing was written for
+ * five seconds, it makes one that is worth its cost, or of records that are five
+ * minutes old.  It opens recipes again that a merge has replaced.  It
  * opens and fills the index for look-ups, and has it follow the blocks that
  * others store.  It ends handshakes that take too long.  After a failed
  * checkpoint it tries again, with growing pauses.  A failure that lasts is

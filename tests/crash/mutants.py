@@ -47,6 +47,7 @@ _BUILD_TIMEOUT = 100    # seconds for one file
 
 
 _SPOOL = 'glance_dedup/engine/files/spool.c'
+_TRANSACTION = 'glance_dedup/engine/write/transaction.c'
 _IMAGE_DELETE = 'glance_dedup/engine/files/image_delete.c'
 _APPENDER = 'glance_dedup/engine/write/appender.c'
 _TAIL = 'glance_dedup/engine/write/tailrecovery.c'
@@ -64,7 +65,7 @@ _FEATURES = 'glance_dedup/engine/files/features.c'
 _REPO = 'glance_dedup/engine/repo/repo.c'
 _JOURNAL = 'glance_dedup/engine/volume/journal.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
-_VOLUME_WRITE = 'glance_dedup/engine/volume/write.c'
+_VOLUME_NEWEST = 'glance_dedup/engine/volume/newest.c'
 _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
 _VOLUME_CREATE = 'glance_dedup/engine/volume/create.c'
 _VOLUME_DELETE = 'glance_dedup/engine/volume/delete.c'
@@ -135,21 +136,37 @@ MUTANTS = (
         'recipe-not-fsynced', 'N8.2', (
             Edit(_SPOOL,
                  'int rc = env->fsync(env, file->fd); /* N8.2 */',
-                 'int rc = 0;'),),
+                 'int rc = env == NULL && file->fd < 0;'),),
         workload='store', quick=True),
+    Mutant(
+        'only-the-first-recipe-fsynced', 'N8.2', (
+            Edit(_TRANSACTION,
+                 '        GD_TRY(gd_spool_sync_recipe(repo->env, '
+                 '&image->spool, image->image_id,\n'
+                 '                                    err));\n',
+                 '        if (i == 0) {\n'
+                 '            GD_TRY(gd_spool_sync_recipe(repo->env, '
+                 '&image->spool, image->image_id,\n'
+                 '                                        err));\n'
+                 '        }\n'),),
+        workload='volume'),
     Mutant(
         'spool-not-fsynced', 'N8.2', (
             Edit(_SPOOL,
-                 'GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); '
+                 'return gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
                  '/* N8.2 */',
-                 ''),),
+                 'return env == NULL && root < 0 && err == NULL ? GD_IO\n'
+                 '                                                : '
+                 'GD_OK;'),),
         workload='delete'),
     Mutant(
         'images-not-fsynced', 'N8.3', (
             Edit(_SPOOL,
                  'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
                  '/* N8.3 */',
-                 'return GD_OK;'),),
+                 'return env == NULL && root < 0 && err == NULL ? GD_IO\n'
+                 '                                                : '
+                 'GD_OK;'),),
         workload='store', quick=True),
     Mutant(
         'group-not-synced', 'I1, N8.1', (
@@ -275,9 +292,11 @@ MUTANTS = (
     Mutant(
         'delete-images-not-fsynced', 'N9.6', (
             Edit(_IMAGE_DELETE,
-                 'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
-                 '/* N9.6 */',
-                 'return GD_OK;'),),
+                 'gd_status s = gd_sync_dir(env, root, GD_DIR_IMAGES,\n'
+                 '                                  worst == GD_OK ? err : '
+                 '&none); /* N9.6 */',
+                 'gd_status s = GD_OK;\n'
+                 '        (void)none;'),),
         workload='delete'),
     # -- accounting (I9, N1 to N5) ----------------------------------------
     Mutant(
@@ -479,18 +498,18 @@ MUTANTS = (
                  'GD_DIR_SPOOL, err));\n',
                  ''),),
         workload='merging'),
-    # -- volumes (V1 to V9) -----------------------------------------------
+    # -- volumes (V1 to V10) ----------------------------------------------
     Mutant(
         'journal-named-before-its-head', 'V2', (
             Edit(_JOURNAL,
-                 '    GD_TRY(gd_journal_sync(journal, err));\n', ''),),
+                 'gd_status s = gd_journal_sync(journal, err);',
+                 'gd_status s = GD_OK;'),),
         workload='volume'),
     Mutant(
         'journal-written-before-its-name', 'V2', (
             Edit(_JOURNAL,
-                 '    (void)env->unlinkat(env, root, from);\n'
-                 '    return gd_sync_dir(env, root, directory, err);\n',
-                 '    (void)env->unlinkat(env, root, from);\n'
+                 '    return gd_sync_dir(env, journal->root, directory, '
+                 'err);\n',
                  '    return GD_OK;\n'),),
         workload='volume'),
     Mutant(
@@ -500,10 +519,27 @@ MUTANTS = (
                  'gd_status s = GD_OK;'),),
         workload='volume'),
     Mutant(
-        'flush-of-what-was-recovered', 'V4', (
-            Edit(_VOLUME_WRITE,
-                 'while (s == GD_OK && volume->recovered) { /* V4 */',
-                 'while (false) {'),),
+        'recovered-records-not-copied', 'V4', (
+            Edit(_RECOVERY,
+                 'GD_TRY(gd_journal_tail_copy(&tail, to, enter_copy, volume, '
+                 'err));',
+                 '(void)tail, (void)to, (void)enter_copy;'),),
+        workload='volume'),
+    Mutant(
+        'copies-behind-the-name', 'V4', (
+            Edit(_RECOVERY,
+                 '    gd_status s = copy_tails(volume, *made, err);\n'
+                 '    if (s != GD_OK) {\n'
+                 '        gd_journal_abandon(*made, volume->name);\n'
+                 '    } else {\n'
+                 '        s = gd_journal_publish(*made, volume->name, named, '
+                 'err);\n'
+                 '    }\n',
+                 '    gd_status s = gd_journal_publish(*made, volume->name, '
+                 'named, err);\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = copy_tails(volume, *made, err);\n'
+                 '    }\n'),),
         workload='volume'),
     Mutant(
         'journal-not-synced-before-the-next', 'V6', (
@@ -639,14 +675,17 @@ MUTANTS = (
         tests=_VOLUME_TESTS,
         why_not='another thread must write during a sync'),
     Mutant(
-        'recovery-names-an-end', 'V4', (
+        'end-that-is-not-proven', 'V4', (
             Edit(_RECOVERY,
-                 '    head.before = 0; /* what was read may be in the page '
-                 'cache only */\n',
-                 '    head.before = volume->recovered\n'
-                 '        ? volume->frozen[volume->frozen_count - 1]->end\n'
-                 '        : 0;\n'),),
+                 ': last             ? journal->durable',
+                 ': last             ? journal->end'),),
         workload='volume'),
+    Mutant(
+        'chain-without-ends-kept', 'V4', (
+            Edit(_RECOVERY,
+                 'volume->copies_all || (*before)[i] == 0;',
+                 'false;'),),
+        tests=_VOLUME_TESTS, why_not='it takes an older program'),
     Mutant(
         'lost-records-not-noticed', 'V5', (
             Edit(_JOURNAL,
@@ -668,6 +707,50 @@ MUTANTS = (
                  '        return GD_OK;\n'),),
         tests=_VOLUME_TESTS,
         why_not='a process must be killed, and then the machine crash'),
+    Mutant(
+        'recycled-with-the-old-seed', 'V10', (
+            Edit(_JOURNAL,
+                 '    GD_TRY(draw_seed(env, &head->seed, err));\n',
+                 '    if (head->seed == 0) {\n'
+                 '        GD_TRY(draw_seed(env, &head->seed, err));\n'
+                 '    }\n'),),
+        workload='volume-recycled'),
+    Mutant(
+        'recycled-before-it-is-stored', 'V10', (
+            Edit(_CHECKPOINT,
+                 '    if (s == GD_OK) {\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n',
+                 '    for (size_t i = 0; s == GD_OK && '
+                 'i < volume->frozen_count; i++) {\n'
+                 '        volume->frozen[i]->users +=\n'
+                 '            recycle(volume, volume->frozen[i]);\n'
+                 '    }\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n'),),
+        workload='volume-recycled'),
+    Mutant(
+        'recycled-while-it-is-read', 'V10', (
+            Edit(_CHECKPOINT,
+                 '!journal->made || journal->users > 1 || volume->spare',
+                 '!journal->made || volume->spare'),),
+        tests=_VOLUME_TESTS,
+        why_not='another thread must read meanwhile'),
+    Mutant(
+        'head-of-a-recycled-journal-believed', 'V10', (
+            Edit(_VOLUME_NEWEST,
+                 'if (s != GD_NOTFOUND && s != GD_CORRUPT) {',
+                 'if (s != GD_NOTFOUND) {'),),
+        tests=_VOLUME_TESTS,
+        why_not='another process must read meanwhile'),
+    Mutant(
+        'spare-of-another-owner-written', 'V10', (
+            Edit(_JOURNAL,
+                 'if (spare != NULL && gd_same_file(env, spare->fd, root, '
+                 'name)) {',
+                 'if (spare != NULL) {'),),
+        tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
     # -- features (N15) ---------------------------------------------------
     Mutant(
         'volumes-without-the-feature', 'N15.1', (

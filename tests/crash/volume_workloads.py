@@ -47,6 +47,28 @@ def volume(stage):
             disk.checkpoint()
 
 
+@workload
+def volume_recycled(stage):
+    """Journals over earlier ones, whose records have the same places."""
+    stage.create()
+    with stage.open() as repo:
+        recorded_volume.create(stage, repo, 'disk', PART)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            for turn in range(5):
+                for number in range(6 - turn):
+                    disk.write(3 * number, 3)
+                    if number % 3 == turn % 3:
+                        disk.flush()
+                if turn < 4:
+                    disk.checkpoint()
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(3, 3)
+            disk.checkpoint()
+            disk.write(0, 3)
+            disk.checkpoint()
+            disk.write(0, 3)
+
+
 def _numbers(stage, count):
     """Return so many sectors of content, and the image that has it."""
     first = stage.fresh(count)

@@ -356,13 +356,30 @@ def test_fua_and_flush_are_counted(server):
 def test_a_checkpoint_when_idle(server):
     """A checkpoint comes a while after the last write, not before."""
     with server.session() as session:
-        began = time.monotonic()
         volume_tools.write(session, 0, b'x' * 10_000)
+        time.sleep(IDLE + 2)
+        # It would cost more than it is worth.
+        assert server.number('journal_records') == 1
+        data = b'x' * (3 << 20)
+        began = time.monotonic()
+        volume_tools.write(session, 0, data)
         repositories.eventually(
             lambda: not server.number('journal_records'))
         assert time.monotonic() - began >= IDLE
-        assert session.read(0, 10_000) == b'x' * 10_000
+        assert session.read(0, len(data)) == data
     assert server.number('checkpoints') == 1
+
+
+# Long: it waits for five minutes.
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_checkpoint_of_old_records(server):
+    with server.session() as session:
+        began = time.monotonic()
+        volume_tools.write(session, 0, b'x' * 10_000)
+        repositories.eventually(
+            lambda: not server.number('journal_records'), 400)
+        assert time.monotonic() - began >= 300
 
 
 def test_the_last_checkpoint(server):

@@ -18,6 +18,14 @@
 gd_status gd_image_delete_move(const gd_env *env, int root,
                                const char *image_id, gd_error *err);
 
+/* Deletes several images, each as gd_image_delete does, but with one sync of each
+ * directory for all.  It leaves images whose lock another process has, and those
+ * that cannot be opened, without an error. */
+gd_status gd_image_delete_several(const gd_env *env, int root,
+                               const gd_params *params,
+                               const char (*ids)[GD_IMAGE_ID_MAX + 1],
+                               size_t count, gd_error *err);
+
 /* Deletes an image: its recipe moves into the spool.  With upload_id (not
  * NULL), only if the image is of that upload; else GD_NOTFOUND. */
 gd_status gd_image_delete(const gd_env *env, int root, const gd_params *params,

@@ -28,7 +28,22 @@ typedef struct gd_spool_writer {
 gd_status gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                           gd_spool_writer *file, gd_error *err);
 
-/* Makes the complete recipe in file the image's.  *linked is set in any case:
+/* The steps of a commit, in this order.  Several images may take each of them
+ * together: a sync of a directory serves all that was done before it. */
+
+/* The recipe is durable; then its entry is. */
+gd_status gd_spool_sync_recipe(const gd_env *env, const gd_spool_writer *file,
+                               const char *image_id, gd_error *err);
+gd_status gd_spool_sync_entries(const gd_env *env, int root, gd_error *err);
+/* Links the recipe; see gd_spool_commit. */
+gd_status gd_spool_link(const gd_env *env, int root,
+                        const gd_spool_writer *file, const char *image_id,
+                        bool *linked, gd_error *err);
+/* The image is durable, and may be acknowledged. */
+gd_status gd_spool_sync_images(const gd_env *env, int root, gd_error *err);
+
+/* All of these steps for one image: makes the complete recipe in file the
+ * image's.  *linked is set in any case:
  * whether the image may exist now.  After the link an error is reported and the
  * image stays (N8.6).  GD_EXISTS: another image took the id first. */
 gd_status gd_spool_commit(const gd_env *env, int root,

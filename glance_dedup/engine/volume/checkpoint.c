@@ -12,10 +12,12 @@
 #include "engine/volume/state.h"
 #include "engine/volume/volumehints.h"
 
+enum { PARTS_AT_ONCE = 64 }; /* editions committed, or deleted, together */
+
 /* ---- the parts ---- */
 
 static gd_status
-note_made(gd_volume *volume, uint64_t part, uint64_t edition, gd_error *err)
+note_made(gd_volume *volume, gd_volume_mark mark, gd_error *err)
 {
     gd_volume_mark *made = gd_array_reserve(
         volume->repo->env, volume->made, &volume->made_room,
@@ -24,7 +26,7 @@ note_made(gd_volume *volume, uint64_t part, uint64_t edition, gd_error *err)
         return GD_NOMEM;
     }
     volume->made = made;
-    volume->made[volume->made_count++] = (gd_volume_mark){part, edition};
+    volume->made[volume->made_count++] = mark;
     return GD_OK;
 }
 
@@ -41,19 +43,46 @@ has_data(const gd_volume *volume, uint64_t part)
     return piece != NULL && piece->offset < end;
 }
 
-static gd_status
-commit_part(gd_volume *volume, const gd_volume_head *head, uint64_t part,
-            const gd_edition_hints *hints, gd_volume_counters *counters,
-            gd_error *err)
+/* Finds the first part from `next` on that has frozen records. */
+static bool
+find_part(const gd_volume *volume, const gd_volume_head *head, uint64_t next,
+          uint64_t *part)
 {
-    if (!has_data(volume, part) &&
-        !gd_parts_has_bytes(&volume->parts, part)) {
-        return GD_OK; /* zeros over zeros */
+    if (next >= gd_volume_head_parts(head)) {
+        return false;
     }
-    uint64_t edition = gd_parts_edition(&volume->parts, part) + 1;
-    GD_TRY(gd_edition_commit(&volume->parts, head, &volume->stale, part,
-                             edition, hints, counters, err));
-    return note_made(volume, part, edition, err);
+    const gd_piece *piece =
+        gd_overlay_find(&volume->stale, next * head->part_size);
+    if (piece == NULL || piece->offset >= head->size) {
+        return false;
+    }
+    *part = piece->offset / head->part_size;
+    *part = *part > next ? *part : next;
+    return true;
+}
+
+/* Commits the editions of the next parts that have frozen records.  *next: the
+ * first part that is not done.  *count: how many parts have a new edition. */
+static gd_status
+commit_batch(gd_volume *volume, gd_edition_batch *batch, uint64_t *next,
+             gd_volume_mark made[PARTS_AT_ONCE], size_t *count,
+             gd_volume_counters *counters, gd_error *err)
+{
+    uint64_t part;
+    *count = 0;
+    while (*count < PARTS_AT_ONCE &&
+           find_part(volume, batch->head, *next, &part)) {
+        *next = part + 1;
+        if (!has_data(volume, part) &&
+            !gd_parts_has_bytes(&volume->parts, part)) {
+            continue; /* zeros over zeros */
+        }
+        gd_volume_mark *mark = &made[(*count)++];
+        *mark = (gd_volume_mark){
+            part, gd_parts_edition(&volume->parts, part) + 1};
+        GD_TRY(gd_edition_add(batch, &volume->stale, *mark, err));
+    }
+    return *count == 0 ? GD_OK : gd_edition_commit(batch, counters, err);
 }
 
 /* Commits the parts that have frozen records, in order, except those that a
@@ -63,20 +92,21 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
              gd_volume_counters *counters, gd_error *err)
 {
     gd_volume_head head;
+    gd_volume_mark made[PARTS_AT_ONCE];
     gd_status s = GD_OK;
-    const gd_piece *piece;
+    size_t count = 1;
     gd_volume_copy_head(volume, &head);
     uint64_t next = volume->made_count == 0
                         ? 0
                         : volume->made[volume->made_count - 1].part + 1;
-    while (s == GD_OK && next < gd_volume_head_parts(&head) &&
-           (piece = gd_overlay_find(&volume->stale,
-                                    next * head.part_size)) != NULL &&
-           piece->offset < head.size) {
-        uint64_t part = piece->offset / head.part_size;
-        part = part > next ? part : next;
-        s = commit_part(volume, &head, part, hints, counters, err);
-        next = part + 1;
+    while (s == GD_OK && count > 0) {
+        gd_edition_batch batch = {
+            .parts = &volume->parts, .head = &head, .hints = hints};
+        s = commit_batch(volume, &batch, &next, made, &count, counters, err);
+        gd_edition_end(&batch);
+        for (size_t i = 0; s == GD_OK && i < count; i++) {
+            s = note_made(volume, made[i], err);
+        }
     }
     return s;
 }
@@ -124,17 +154,38 @@ static void
 delete_old(gd_volume *volume)
 {
     gd_repo *repo = volume->repo;
-    char id[GD_IMAGE_ID_MAX + 1];
+    char ids[PARTS_AT_ONCE][GD_IMAGE_ID_MAX + 1];
+    size_t count = 0;
     for (size_t i = 0; i < volume->made_count; i++) {
         const gd_volume_mark *made = &volume->made[i];
         if (made->edition > 1) {
             gd_volume_edition_id(volume->parts.volume_id, made->part,
-                                 made->edition - 1, id);
-            (void)gd_image_delete(repo->env, repo->root, &repo->params, id,
-                                  NULL, NULL);
+                                 made->edition - 1, ids[count++]);
+        }
+        if (count == PARTS_AT_ONCE || i + 1 == volume->made_count) {
+            (void)gd_image_delete_several(repo->env, repo->root, &repo->params,
+                                       ids, count, NULL);
+            count = 0;
         }
     }
     volume->made_count = 0;
+}
+
+/* Has the next journal written over the file of this one, if nobody reads it, and
+ * there is room for a file that holds nothing (V10).  False: it is not to be
+ * had.
+ * REQUIRES: the mutex. */
+static bool
+recycle(gd_volume *volume, gd_journal *journal)
+{
+    if (!journal->made || journal->users > 1 || volume->spare != NULL ||
+        gd_repo_require_room(volume->repo, GD_JOURNAL_MAX_SPARE, NULL) !=
+            GD_OK ||
+        !gd_journal_retire(journal, volume->name)) {
+        return false;
+    }
+    volume->spare = journal;
+    return true;
 }
 
 /* The frozen journals are in marked editions now. */
@@ -148,9 +199,13 @@ drop_frozen(gd_volume *volume)
     }
     pthread_mutex_lock(&volume->mutex);
     for (size_t i = 0; i < volume->frozen_count; i++) {
-        (void)gd_volume_unlink_journal(repo->env, repo->root, volume->name,
-                                       volume->frozen[i]->number, NULL);
-        gd_volume_release_journal(volume->frozen[i]);
+        gd_journal *journal = volume->frozen[i];
+        if (!recycle(volume, journal)) {
+            (void)gd_volume_unlink_journal(repo->env, repo->root,
+                                           volume->name, journal->number,
+                                           NULL);
+            gd_volume_release_journal(journal);
+        }
     }
     volume->head.counters.checkpoints++;
     volume->frozen_count = 0;
@@ -273,6 +328,17 @@ gd_volume_final_checkpoint(gd_volume *volume, gd_error *err)
     }
     pthread_mutex_unlock(&volume->checkpointing);
     return s;
+}
+
+void
+gd_volume_give_up_space(gd_volume *volume)
+{
+    pthread_mutex_lock(&volume->mutex);
+    gd_volume_drop_spare(volume);
+    if (volume->active->made && volume->broken.status == GD_OK) {
+        gd_journal_trim(volume->active);
+    }
+    pthread_mutex_unlock(&volume->mutex);
 }
 
 void

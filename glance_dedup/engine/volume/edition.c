@@ -256,18 +256,6 @@ write_part(writer *w, gd_error *err)
     return s;
 }
 
-static void
-count_stored(const writer *w, const gd_recipe_header *header,
-             gd_volume_counters *counters)
-{
-    uint64_t rest = w->written - w->zero;
-    uint64_t unique = header->new_bytes < rest ? header->new_bytes : rest;
-    counters->unique += unique;
-    counters->duplicate += rest - unique;
-    counters->zero += w->zero;
-    counters->skipped += w->skipped;
-}
-
 /* Begins the transaction of an edition, in place of an attempt that failed. */
 static gd_status
 begin_edition(gd_repo *repo, const gd_volume_head *head, const char *id,
@@ -282,6 +270,31 @@ begin_edition(gd_repo *repo, const gd_volume_head *head, const char *id,
             s = gd_transaction_begin(repo, id, head->project, &head->scope,
                                      transaction, err);
         }
+    }
+    return s;
+}
+
+/* Begins the batch's next edition, likewise. */
+static gd_status
+next_edition(gd_edition_batch *batch, const char *id, gd_error *err)
+{
+    gd_repo *repo = batch->parts->repo;
+    const gd_edition_hints *hints = batch->hints;
+    if (batch->transaction == NULL) {
+        GD_TRY(begin_edition(repo, batch->head, id, &batch->transaction, err));
+        if (hints->no_dedup) {
+            gd_transaction_set_lookup_mode(batch->transaction, GD_DEDUP_OFF);
+        } else {
+            gd_transaction_prefetch_groups(batch->transaction, hints->groups,
+                                           hints->group_count);
+        }
+        return GD_OK;
+    }
+    gd_status s = gd_transaction_next_image(batch->transaction, id, err);
+    if (s == GD_EXISTS) {
+        GD_TRY(gd_image_delete(repo->env, repo->root, &repo->params, id, NULL,
+                               err));
+        s = gd_transaction_next_image(batch->transaction, id, err);
     }
     return s;
 }
@@ -305,36 +318,60 @@ run_writer(gd_parts *parts, writer *w, uint64_t part, gd_error *err)
 }
 
 gd_status
-gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
-                  const gd_overlay *overlay, uint64_t part, uint64_t edition,
-                  const gd_edition_hints *hints, gd_volume_counters *counters,
-                  gd_error *err)
+gd_edition_add(gd_edition_batch *batch, const gd_overlay *overlay,
+               gd_volume_mark edition, gd_error *err)
 {
-    gd_repo *repo = parts->repo;
+    const gd_volume_head *head = batch->head;
     char id[GD_IMAGE_ID_MAX + 1];
-    gd_recipe_header header;
-    writer w = {.overlay = overlay,
-                .hints = hints,
-                .start = part * head->part_size,
-                .block = repo->params.block_size};
+    gd_volume_edition_id(head->volume_id, edition.part, edition.edition, id);
+    GD_TRY(next_edition(batch, id, err));
+    writer w = {.transaction = batch->transaction,
+                .overlay = overlay,
+                .hints = batch->hints,
+                .start = edition.part * head->part_size,
+                .block = batch->parts->repo->params.block_size};
     w.length = head->size - w.start < head->part_size ? head->size - w.start
                                                       : head->part_size;
-    gd_volume_edition_id(head->volume_id, part, edition, id);
-    GD_TRY(begin_edition(repo, head, id, &w.transaction, err));
-    if (hints->no_dedup) {
-        gd_transaction_set_lookup_mode(w.transaction, GD_DEDUP_OFF);
-    } else {
-        gd_transaction_prefetch_groups(w.transaction, hints->groups,
-                                       hints->group_count);
+    GD_TRY(run_writer(batch->parts, &w, edition.part, err));
+    batch->written += w.written;
+    batch->zero += w.zero;
+    batch->skipped += w.skipped;
+    return GD_OK;
+}
+
+static void
+count_stored(const gd_edition_batch *batch, gd_volume_counters *counters)
+{
+    uint64_t rest = batch->written - batch->zero;
+    uint64_t unique, stored;
+    gd_transaction_count(batch->transaction, &unique, &stored);
+    unique = unique < rest ? unique : rest;
+    counters->unique += unique;
+    counters->duplicate += rest - unique;
+    counters->zero += batch->zero;
+    counters->skipped += batch->skipped;
+    counters->prefetched +=
+        gd_transaction_prefetched_groups(batch->transaction);
+}
+
+gd_status
+gd_edition_commit(gd_edition_batch *batch, gd_volume_counters *counters,
+                  gd_error *err)
+{
+    gd_recipe_header header;
+    bool linked;
+    GD_TRY(gd_transaction_commit(batch->transaction, &header, &linked, err));
+    count_stored(batch, counters);
+    return GD_OK;
+}
+
+void
+gd_edition_end(gd_edition_batch *batch)
+{
+    if (batch->transaction != NULL) {
+        gd_transaction_end(batch->transaction);
+        batch->transaction = NULL;
     }
-    gd_status s = run_writer(parts, &w, part, err);
-    uint64_t prefetched = gd_transaction_prefetched_groups(w.transaction);
-    s = end_transaction(w.transaction, s, &header, err);
-    if (s == GD_OK) {
-        count_stored(&w, &header, counters);
-        counters->prefetched += prefetched;
-    }
-    return s;
 }
 
 /* ---- whole images ---- */

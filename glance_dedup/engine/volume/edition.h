@@ -19,14 +19,27 @@ typedef struct gd_edition_hints {
     size_t group_count;
 } gd_edition_hints;
 
-/* Commits an edition of a part: its bytes up to now, with the overlay's over
- * them.  An image of this edition that is there already is of an attempt that
- * failed, and is deleted first.  The counters grow by the stored bytes.
+/* Editions of several parts, which are committed together. */
+typedef struct gd_edition_batch {
+    gd_parts *parts; /* the caller sets this, and the next two */
+    const gd_volume_head *head;
+    const gd_edition_hints *hints;
+    struct gd_transaction *transaction; /* NULL: there is no edition yet */
+    uint64_t written, zero, skipped;
+} gd_edition_batch;
+
+/* Adds an edition of a part: its bytes up to now, with the overlay's over them.
+ * An image of this edition that is there already is of an attempt that failed,
+ * and is deleted first.  After an error only gd_edition_end may be called.
  * REQUIRES: nobody changes the overlay. */
-gd_status gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
-                            const gd_overlay *overlay, uint64_t part,
-                            uint64_t edition, const gd_edition_hints *hints,
+gd_status gd_edition_add(gd_edition_batch *batch, const gd_overlay *overlay,
+                         gd_volume_mark edition, gd_error *err);
+/* Commits the editions.  The counters grow by the stored bytes.  After an error
+ * some of them may exist. */
+gd_status gd_edition_commit(gd_edition_batch *batch,
                             gd_volume_counters *counters, gd_error *err);
+/* Ends the batch, committed or not. */
+void gd_edition_end(gd_edition_batch *batch);
 /* Commits an image of all parts, without regard to the journal. */
 gd_status gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
                               const char *image_id, const char *project,

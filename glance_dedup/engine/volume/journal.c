@@ -85,17 +85,19 @@ hold(const gd_journal *journal, gd_error *err)
 /* The new file takes its name (V2).  A link does not replace the journal of an
  * owner that came after this one (V1). */
 static gd_status
-give_name(const gd_env *env, int root, const char *volume, const char *from,
-          const gd_journal *journal, bool *named, gd_error *err)
+give_name(const char *volume, const gd_journal *journal, bool *named,
+          gd_error *err)
 {
-    char directory[GD_NAME_SIZE];
+    const gd_env *env = journal->env;
+    char directory[GD_NAME_SIZE], from[GD_NAME_SIZE];
     bool same = false;
     gd_volume_directory(volume, directory);
-    int rc = env->linkat(env, root, from, journal->name);
+    gd_volume_file_name(volume, GD_VOLUME_NEW, from);
+    int rc = env->linkat(env, journal->root, from, journal->name);
     if (rc < 0) {
         /* A link can succeed and report an error. */
-        gd_status s = gd_find_same(env, journal->fd, root, journal->name,
-                                   &same, NULL);
+        gd_status s = gd_find_same(env, journal->fd, journal->root,
+                                   journal->name, &same, NULL);
         *named = same || s != GD_OK;
     }
     if (rc == -EEXIST && !*named) {
@@ -106,20 +108,37 @@ give_name(const gd_env *env, int root, const char *volume, const char *from,
         return gd_fail_errno(err, -rc, "cannot link %s", from);
     }
     *named = true;
-    (void)env->unlinkat(env, root, from);
-    return gd_sync_dir(env, root, directory, err);
+    (void)env->unlinkat(env, journal->root, from);
+    return gd_sync_dir(env, journal->root, directory, err);
+}
+
+/* Opens the file of a new journal, under the name of files without one: that of
+ * the spare if it still has this name, else a new one.  The spare holds its lock
+ * since it was made, and does not take it again: if the server dropped it, no
+ * other journal is to be written by this owner either. */
+static gd_status
+open_new(const gd_env *env, int root, const char *name, gd_journal *spare,
+         gd_journal *journal, gd_error *err)
+{
+    if (spare != NULL && gd_same_file(env, spare->fd, root, name)) {
+        journal->fd = spare->fd;
+        journal->ahead = spare->ahead;
+        spare->fd = -1;
+        return GD_OK;
+    }
+    (void)env->unlinkat(env, root, name); /* of an owner that died */
+    GD_TRY(gd_file_create(env, root, name, O_RDWR, &journal->fd, err));
+    return hold(journal, err);
 }
 
 static gd_status
-fill_new(const gd_env *env, int root, const char *volume, const char *name,
-         gd_volume_head *head, const gd_volume_mark *marks,
-         gd_journal *journal, bool *named, gd_error *err)
+fill_new(const gd_env *env, const char *name, gd_volume_head *head,
+         const gd_volume_mark *marks, const gd_journal *journal,
+         gd_error *err)
 {
     GD_TRY(draw_seed(env, &head->seed, err));
     GD_TRY(checksum_marks(env, head, marks, &head->marks_checksum, err));
-    GD_TRY(write_head(env, journal->fd, name, head, marks, err));
-    GD_TRY(gd_journal_sync(journal, err));
-    return give_name(env, root, volume, name, journal, named, err);
+    return write_head(env, journal->fd, name, head, marks, err);
 }
 
 static void
@@ -127,8 +146,8 @@ begin_fields(gd_journal *journal, const gd_volume_head *head)
 {
     journal->seed = head->seed;
     journal->size = head->size;
-    journal->end = gd_volume_head_records_start(head->marks);
-    journal->durable = journal->reached = journal->end;
+    journal->start = gd_volume_head_records_start(head->marks);
+    journal->durable = journal->reached = journal->end = journal->start;
 }
 
 static gd_journal *
@@ -148,40 +167,136 @@ allocate(const gd_env *env, int root, const char *volume, uint32_t number,
 }
 
 gd_status
-gd_journal_create(const gd_env *env, int root, const char *volume,
-                  gd_volume_head *head, const gd_volume_mark *marks,
-                  gd_journal **out, bool *named, gd_error *err)
+gd_journal_begin(const gd_env *env, int root, const char *volume,
+                 gd_volume_head *head, const gd_volume_mark *marks,
+                 gd_journal *spare, gd_journal **out, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    *named = false;
-    if (head->journal == 0) {
-        return gd_fail(err, GD_INVALID, "volume %s has had all the journals "
-                       "that it can have: clone a snapshot of it", volume);
-    }
-    gd_journal *journal = allocate(env, root, volume, head->journal, err);
-    if (journal == NULL) {
-        return GD_NOMEM;
+    gd_journal *journal = NULL;
+    gd_status s = head->journal > 0
+                      ? GD_OK
+                      : gd_fail(err, GD_INVALID, "volume %s has had all the "
+                                "journals that it can have: clone a snapshot "
+                                "of it", volume);
+    if (s == GD_OK) {
+        journal = allocate(env, root, volume, head->journal, err);
+        s = journal == NULL ? GD_NOMEM : GD_OK;
     }
     gd_volume_file_name(volume, GD_VOLUME_NEW, name);
-    (void)env->unlinkat(env, root, name); /* of an owner that died */
-    gd_status s = gd_file_create(env, root, name, O_RDWR, &journal->fd, err);
     if (s == GD_OK) {
-        s = hold(journal, err);
+        s = open_new(env, root, name, spare, journal, err);
+    }
+    if (spare != NULL) {
+        gd_journal_close(spare);
     }
     if (s == GD_OK) {
-        s = fill_new(env, root, volume, name, head, marks, journal, named,
-                     err);
+        s = fill_new(env, name, head, marks, journal, err);
     }
     if (s != GD_OK) {
-        if (!*named) {
-            (void)env->unlinkat(env, root, name);
+        if (journal != NULL) {
+            gd_journal_abandon(journal, volume);
         }
-        gd_journal_close(journal);
         return s;
     }
     begin_fields(journal, head);
+    journal->made = true;
     *out = journal;
     return GD_OK;
+}
+
+gd_status
+gd_journal_publish(gd_journal *journal, const char *volume, bool *named,
+                   gd_error *err)
+{
+    uint64_t end = journal->end;
+    *named = false;
+    gd_status s = gd_journal_sync(journal, err);
+    if (s == GD_OK) {
+        s = give_name(volume, journal, named, err);
+    }
+    if (s == GD_OK) {
+        journal->durable = end;
+    } else if (*named) {
+        gd_journal_close(journal);
+    } else {
+        gd_journal_abandon(journal, volume);
+    }
+    return s;
+}
+
+void
+gd_journal_abandon(gd_journal *journal, const char *volume)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
+    (void)journal->env->unlinkat(journal->env, journal->root, name);
+    gd_journal_close(journal);
+}
+
+gd_status
+gd_journal_create(const gd_env *env, int root, const char *volume,
+                  gd_volume_head *head, const gd_volume_mark *marks,
+                  gd_journal *spare, gd_journal **out, bool *named,
+                  gd_error *err)
+{
+    gd_journal *journal;
+    *named = false;
+    GD_TRY(gd_journal_begin(env, root, volume, head, marks, spare, &journal,
+                            err));
+    GD_TRY(gd_journal_publish(journal, volume, named, err));
+    *out = journal;
+    return GD_OK;
+}
+
+/* ---- recycling ---- */
+
+/* Has the file end at `length` at the latest. */
+static bool
+cut(gd_journal *journal, uint64_t length)
+{
+    if (journal->ahead <= length) {
+        return true;
+    }
+    if (journal->env->ftruncate(journal->env, journal->fd, length) < 0) {
+        return false;
+    }
+    journal->ahead = length;
+    return true;
+}
+
+bool
+gd_journal_retire(gd_journal *journal, const char *volume)
+{
+    const gd_env *env = journal->env;
+    char name[GD_NAME_SIZE];
+    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
+    if (journal->ahead < journal->reached) {
+        journal->ahead = journal->reached;
+    }
+    return cut(journal, GD_JOURNAL_MAX_SPARE) &&
+           env->renameat(env, journal->root, journal->name, name) == 0;
+}
+
+void
+gd_journal_remove_spare(gd_journal *spare, const char *volume)
+{
+    const gd_env *env = spare->env;
+    char name[GD_NAME_SIZE];
+    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
+    if (gd_same_file(env, spare->fd, spare->root, name)) {
+        (void)env->unlinkat(env, spare->root, name);
+    }
+    gd_journal_close(spare);
+}
+
+void
+gd_journal_trim(gd_journal *journal)
+{
+    /* Records of a failed append are cut off by the next one, which must know
+     * that they are there. */
+    if (journal->reached <= journal->end) {
+        (void)cut(journal, journal->end);
+    }
 }
 
 /* ---- opening one ---- */
@@ -341,7 +456,8 @@ gd_journal_wants_ahead(const gd_journal *journal)
         return 0;
     }
     bytes = bytes < MIN_AHEAD ? MIN_AHEAD : bytes;
-    return bytes > MAX_AHEAD ? MAX_AHEAD : bytes / ZEROS * ZEROS;
+    bytes = bytes > MAX_AHEAD ? MAX_AHEAD : bytes / ZEROS * ZEROS;
+    return journal->end - journal->durable <= bytes ? bytes : 0;
 }
 
 void
@@ -491,6 +607,9 @@ scan_records(scanner *scan, uint64_t before, gd_journal_visitor *visit,
         s = visit(arg, &record, at, err);
         if (s == GD_OK) {
             gd_journal_accept(journal, &(gd_append){record, NULL, at});
+            journal->durable = record.durable > journal->durable
+                                   ? record.durable
+                                   : journal->durable;
         }
     }
     if (s != GD_OK) {

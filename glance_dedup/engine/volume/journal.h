@@ -27,22 +27,38 @@ typedef struct gd_journal {
     uint32_t number;
     uint64_t seed;
     uint64_t size;     /* of the volume, when the journal was begun */
+    uint64_t start;    /* of the records */
     uint64_t end;      /* where the next record goes */
     uint64_t reached;  /* up to where an append may have written */
-    uint64_t ahead;    /* up to where zeros were written behind the records */
+    uint64_t ahead;    /* up to where the file has bytes to be overwritten:
+                        * zeros, or what it held before it was recycled */
     uint64_t sequence; /* of the last record */
-    uint64_t durable;  /* up to where it was synced */
+    uint64_t durable;  /* up to where it was synced; after a scan: up to where
+                        * its records prove that it was */
     uint64_t records;  /* of bytes and zeros */
+    bool made;         /* by this owner, who may write to it */
     unsigned users;    /* for the volume, which guards it */
 } gd_journal;
 
-/* Makes the journal with this head and marks, which gets its name only when
- * they are durable (V2).  *named: whether it may have its name; after an error
- * with *named, nobody can know which journal the next owner will find.  GD_BUSY
- * if another owner has made a journal with this number. */
+/* Begins a journal with this head and marks, which has no name yet; records may
+ * be appended.  spare: a journal that gd_journal_retire was called for, whose
+ * file is written over (V10), and which is closed; or NULL. */
+gd_status gd_journal_begin(const gd_env *env, int root, const char *volume,
+                           gd_volume_head *head, const gd_volume_mark *marks,
+                           gd_journal *spare, gd_journal **out, gd_error *err);
+/* Makes all of a new journal durable, then gives it its name (V2).  *named:
+ * whether it may have it; after an error with *named, nobody can know which
+ * journal the next owner will find.  GD_BUSY if another owner has made a journal
+ * with this number.  Closes the journal if it fails. */
+gd_status gd_journal_publish(gd_journal *journal, const char *volume,
+                             bool *named, gd_error *err);
+/* Removes and closes a journal that has no name. */
+void gd_journal_abandon(gd_journal *journal, const char *volume);
+/* The first two in one. */
 gd_status gd_journal_create(const gd_env *env, int root, const char *volume,
                             gd_volume_head *head, const gd_volume_mark *marks,
-                            gd_journal **out, bool *named, gd_error *err);
+                            gd_journal *spare, gd_journal **out, bool *named,
+                            gd_error *err);
 /* Opens a journal for reading.  *marks has head->marks marks; the caller
  * releases it.  GD_CORRUPT unless head and marks are valid, and of this
  * repository. */
@@ -52,6 +68,24 @@ gd_status gd_journal_open(const gd_env *env, int root, const char *volume,
                           gd_journal **out, gd_volume_head *head,
                           gd_volume_mark **marks, gd_error *err);
 void gd_journal_close(gd_journal *journal);
+
+/* ---- recycling (V10) ---- */
+
+enum { GD_JOURNAL_MAX_SPARE = 64 << 20 }; /* bytes of a file that is kept */
+
+/* Takes the journal's name from its file, so that another journal can be
+ * written over it.  False if that cannot be; the journal then has the name that
+ * it had, or none.
+ * REQUIRES: this owner made the journal, all that it has is stored, durably,
+ * and nobody reads it. */
+bool gd_journal_retire(gd_journal *journal, const char *volume);
+/* Removes and closes a journal that was retired, unless another file has taken
+ * its place. */
+void gd_journal_remove_spare(gd_journal *spare, const char *volume);
+/* Gives back what the file has behind the records.  It need not succeed. */
+void gd_journal_trim(gd_journal *journal);
+
+/* ---- appending ---- */
 
 enum { GD_JOURNAL_BATCH = 16 }; /* records appended at once, at most */
 
@@ -72,10 +106,11 @@ gd_status gd_journal_append(gd_journal *journal, gd_append *appends,
 void gd_journal_accept(gd_journal *journal, const gd_append *append);
 /* Writes zeros behind the last record, for later ones to overwrite: a file
  * system that has to make a longer file durable commits its metadata each time,
- * and one whose file stays as long does not.  Does nothing while there are such
- * zeros, and need not succeed. */
+ * and one whose file stays as long does not.  Does nothing while the file has
+ * bytes there, and need not succeed. */
 void gd_journal_write_ahead(gd_journal *journal);
-/* Returns how many bytes it would write now; 0: there are zeros yet. */
+/* Returns how many bytes it would write now; 0: the file has some yet, or so
+ * much is to be synced that the zeros would not last for another sync. */
 uint64_t gd_journal_wants_ahead(const gd_journal *journal);
 /* Makes the file durable.  Does not change journal->durable. */
 gd_status gd_journal_sync(const gd_journal *journal, gd_error *err);

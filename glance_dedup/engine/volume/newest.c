@@ -43,6 +43,8 @@ gd_volume_read_head(gd_repo *repo, const char *name, gd_volume_head *head,
     if (s != GD_OK) {
         return s;
     }
+    /* Since it was listed, the owner may have unlinked the newest journal, or
+     * written the next one over its file (V10). */
     for (int i = 0; i < LOOK_TRIES; i++) {
         gd_journal *journal;
         gd_volume_mark *marks;
@@ -51,11 +53,13 @@ gd_volume_read_head(gd_repo *repo, const char *name, gd_volume_head *head,
             repo->env->release(repo->env, marks);
             gd_journal_close(journal);
         }
-        if (s != GD_NOTFOUND) {
+        if (s != GD_NOTFOUND && s != GD_CORRUPT) {
             return s;
         }
     }
-    return gd_fail(err, GD_NOTFOUND, "there is no volume %s", name);
+    return s == GD_CORRUPT
+               ? s
+               : gd_fail(err, GD_NOTFOUND, "there is no volume %s", name);
 }
 
 gd_status
@@ -64,7 +68,7 @@ gd_volume_write_head(gd_repo *repo, const char *name, gd_volume_head *head,
 {
     gd_journal *journal;
     bool named;
-    GD_TRY(gd_journal_create(repo->env, repo->root, name, head, marks,
+    GD_TRY(gd_journal_create(repo->env, repo->root, name, head, marks, NULL,
                              &journal, &named, err));
     gd_journal_close(journal);
     return GD_OK;

@@ -39,6 +39,7 @@ gd_volume_close(gd_volume *volume)
     gd_overlay_clear(&volume->stale);
     gd_volume_release_frozen(volume);
     if (volume->active != NULL) {
+        gd_volume_give_up_space(volume);
         gd_volume_release_journal(volume->active);
     }
     if (volume->parts.repo != NULL) {

@@ -7,6 +7,7 @@
 
 #include "engine/base/array.h"
 #include "engine/volume/directory.h"
+#include "engine/volume/journaltail.h"
 #include "engine/volume/state.h"
 
 /* The result of scanning one journal. */
@@ -133,6 +134,9 @@ open_needed(gd_volume *volume, uint64_t **before, gd_error *err)
     if (s == GD_OK && newest > first) {
         (*before)[newest - first - 1] = volume->head.before;
     }
+    for (size_t i = 0; s == GD_OK && i < volume->frozen_count; i++) {
+        volume->copies_all = volume->copies_all || (*before)[i] == 0;
+    }
     return s;
 }
 
@@ -184,15 +188,83 @@ read_journals(gd_volume *volume, gd_error *err)
     return s;
 }
 
+/* ---- the owner's own journal (V4) ---- */
+
+/* Returns where the records of a journal that was found begin to be copied: where
+ * the records before are not known to be durable. */
+static gd_journal_tail
+tail_of(const gd_volume *volume, size_t i)
+{
+    const gd_journal *journal = volume->frozen[i];
+    bool last = i + 1 == volume->frozen_count;
+    return (gd_journal_tail){
+        .journal = journal,
+        .from = volume->copies_all ? journal->start
+                : last             ? journal->durable
+                                   : journal->end};
+}
+
+/* Returns whether any journal that was found has records that are not copied. */
 static bool
-found_records(const gd_volume *volume)
+has_rest(const gd_volume *volume)
 {
     for (size_t i = 0; i < volume->frozen_count; i++) {
-        if (volume->frozen[i]->records > 0) {
+        const gd_journal *journal = volume->frozen[i];
+        if (journal->records > 0 && tail_of(volume, i).from > journal->start) {
             return true;
         }
     }
     return false;
+}
+
+static gd_status
+enter_copy(void *arg, gd_journal *to, const gd_append *append, gd_error *err)
+{
+    gd_volume *volume = arg;
+    uint64_t ignored = 0;
+    const gd_piece piece = gd_journal_piece(to, &append->record, append->at);
+    return gd_overlay_put(&volume->fresh, &piece, &ignored, err);
+}
+
+/* The stale overlay has the copied records, too.  The fresh one is over it, and
+ * storing them twice gives the same bytes. */
+static gd_status
+copy_tails(gd_volume *volume, gd_journal *to, gd_error *err)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        const gd_journal_tail tail = tail_of(volume, i);
+        bytes += gd_journal_tail_length(&tail);
+    }
+    if (bytes > 0) {
+        GD_TRY(gd_repo_require_room(volume->repo, bytes, err));
+    }
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        const gd_journal_tail tail = tail_of(volume, i);
+        GD_TRY(gd_journal_tail_copy(&tail, to, enter_copy, volume, err));
+    }
+    return GD_OK;
+}
+
+/* Makes the journal, which has the copies before it has its name. */
+static gd_status
+make_journal(gd_volume *volume, gd_volume_head *head,
+             const gd_volume_mark *marks, gd_journal **made, bool *named,
+             gd_error *err)
+{
+    gd_repo *repo = volume->repo;
+    GD_TRY(gd_journal_begin(repo->env, repo->root, volume->name, head, marks,
+                            NULL, made, err));
+    gd_status s = copy_tails(volume, *made, err);
+    if (s != GD_OK) {
+        gd_journal_abandon(*made, volume->name);
+    } else {
+        s = gd_journal_publish(*made, volume->name, named, err);
+    }
+    if (s != GD_OK) {
+        gd_overlay_clear(&volume->fresh);
+    }
+    return s;
 }
 
 /* Begins the owner's own journal (V4), and removes recipes that are not needed
@@ -204,19 +276,21 @@ begin_journal(gd_volume *volume, bool *named, gd_error *err)
     gd_volume_head head = volume->head;
     gd_volume_mark *marks = NULL;
     gd_journal *made;
+    bool rest = has_rest(volume);
     *named = false;
     head.journal++;
     head.base_size = gd_volume_base_needed(volume);
-    head.needed = volume->recovered ? volume->head.needed : head.journal;
-    head.before = 0; /* what was read may be in the page cache only */
+    head.needed = rest ? volume->head.needed : head.journal;
+    head.before =
+        rest ? tail_of(volume, volume->frozen_count - 1).from : 0;
     gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
     if (s == GD_OK) {
-        s = gd_journal_create(repo->env, repo->root, volume->name, &head,
-                              marks, &made, named, err);
+        s = make_journal(volume, &head, marks, &made, named, err);
     }
     if (s == GD_OK) {
         volume->active = made;
-        if (!volume->recovered) {
+        volume->recovered = rest;
+        if (!rest) {
             gd_volume_release_frozen(volume);
             gd_overlay_clear(&volume->stale);
         }
@@ -280,7 +354,6 @@ gd_volume_recover(gd_volume *volume, gd_error *err)
     bool named;
     gd_error why;
     GD_TRY(read_journals(volume, err));
-    volume->recovered = found_records(volume);
     gd_status s = begin_journal(volume, &named, &why);
     if (s == GD_NOSPACE && !named) {
         wait_for_space(volume, &why);

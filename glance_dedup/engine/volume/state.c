@@ -29,6 +29,15 @@ gd_volume_release_journal(gd_journal *journal)
 }
 
 void
+gd_volume_drop_spare(gd_volume *volume)
+{
+    if (volume->spare != NULL) {
+        gd_journal_remove_spare(volume->spare, volume->name);
+        volume->spare = NULL;
+    }
+}
+
+void
 gd_volume_release_frozen(gd_volume *volume)
 {
     for (size_t i = 0; i < volume->frozen_count; i++) {
@@ -163,7 +172,8 @@ make_next(gd_volume *volume, const gd_volume_change *change, bool needed,
     gd_status s = next_head(volume, change, needed, head, &marks, err);
     if (s == GD_OK) {
         s = gd_journal_create(env, volume->repo->root, volume->name, head,
-                              marks, made, &named, err);
+                              marks, volume->spare, made, &named, err);
+        volume->spare = NULL;
     }
     if (s == GD_OK) {
         s = gd_volume_revalidate(volume, *made, err);
@@ -230,8 +240,6 @@ gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
 
 /* ---- syncing (V3) ---- */
 
-enum { SMALL_SYNC = 64 << 10 }; /* bytes that are made durable at once */
-
 /* A guest that flushes often waits for the file system's own journal each time,
  * unless its records go where zeros were durable before.
  * REQUIRES: the mutex. */
@@ -240,7 +248,7 @@ prepare_next_syncs(gd_volume *volume)
 {
     gd_journal *journal = volume->active;
     uint64_t bytes = gd_journal_wants_ahead(journal);
-    if (bytes > 0 && journal->end - journal->durable <= SMALL_SYNC &&
+    if (bytes > 0 &&
         gd_repo_require_room(volume->repo, bytes, NULL) == GD_OK) {
         gd_journal_write_ahead(journal);
     }

@@ -42,7 +42,10 @@ struct gd_volume {
     gd_journal **frozen; /* oldest first */
     size_t frozen_count, frozen_room;
     gd_overlay stale;    /* of the frozen ones */
+    gd_journal *spare;   /* for the next journal (V10); NULL: there is none */
     bool recovered;      /* the frozen ones are of an owner before (V4) */
+    bool copies_all;     /* likewise: an end of one of them is not named, so
+                          * this owner's first journal copies all (V4) */
     bool held;           /* writes wait (resizing) */
     bool syncing;
     bool no_dedup; /* hints (volumes.rst): look up no blocks; */
@@ -85,6 +88,8 @@ gd_status gd_volume_require_intact(const gd_volume *volume, gd_error *err);
 void gd_volume_set_broken(gd_volume *volume, const gd_error *err);
 /* Closes the journal with its last user. */
 void gd_volume_release_journal(gd_journal *journal);
+/* Gives up the spare, if there is one. */
+void gd_volume_drop_spare(gd_volume *volume);
 /* Releases all frozen journals. */
 void gd_volume_release_frozen(gd_volume *volume);
 /* Waits until the active journal is durable up to its present end.  Lets go of

@@ -99,6 +99,12 @@ gd_status gd_volume_final_checkpoint(gd_volume *volume, gd_error *err);
 /* Returns whether a checkpoint is due: the journal is large (see "Pressure" in
  * volumes.rst). */
 bool gd_volume_needs_checkpoint(gd_volume *volume);
+/* Returns whether the journal has so much for each part of the volume that it
+ * touches that a checkpoint is worth its cost, if nothing demands one.  See
+ * "Pressure". */
+bool gd_volume_is_worth_checkpoint(gd_volume *volume);
+/* Gives back the space that the volume keeps for writes to come (V10). */
+void gd_volume_give_up_space(gd_volume *volume);
 /* Closes recipes that a merge has replaced, so that they pin no blocks, and
  * groups whose names are gone, so that they take no space. */
 void gd_volume_renew(gd_volume *volume);

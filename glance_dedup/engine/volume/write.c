@@ -9,6 +9,9 @@ enum {
     JOURNAL_BYTES = 64 << 20, /* of the active journal: a checkpoint is due */
     JOURNAL_RECORDS = 131072, /* likewise */
     PRESSURE = 4,             /* so many times as much: writes wait */
+    PART_SHARE = 128,         /* a part's size, divided by this: about what its
+                               * recipe has at most */
+    MIN_PART_BYTES = 64 << 10, /* for its syncs */
 };
 
 /* REQUIRES: the mutex. */
@@ -27,6 +30,36 @@ gd_volume_needs_checkpoint(gd_volume *volume)
     bool due = is_full(volume, 1) || volume->recovered || volume->waiting;
     pthread_mutex_unlock(&volume->mutex);
     return due;
+}
+
+/* Returns whether the active journal touches no more than so many parts.
+ * REQUIRES: the mutex. */
+static bool
+touches_at_most(const gd_volume *volume, uint64_t most)
+{
+    uint64_t size = volume->head.part_size, next = 0, count = 0;
+    const gd_piece *piece;
+    while (count <= most &&
+           (piece = gd_overlay_find(&volume->fresh, next * size)) != NULL) {
+        uint64_t part = piece->offset / size;
+        next = (part > next ? part : next) + 1;
+        count++;
+    }
+    return count <= most;
+}
+
+bool
+gd_volume_is_worth_checkpoint(gd_volume *volume)
+{
+    pthread_mutex_lock(&volume->mutex);
+    const gd_journal *active = volume->active;
+    uint64_t cost = volume->head.part_size / PART_SHARE;
+    cost = cost < MIN_PART_BYTES ? MIN_PART_BYTES : cost;
+    bool worth =
+        active->records > 0 &&
+        touches_at_most(volume, (active->end - active->start) / cost);
+    pthread_mutex_unlock(&volume->mutex);
+    return worth;
 }
 
 /* Waits until the journal may take more.
@@ -48,6 +81,21 @@ wait_for_room(gd_volume *volume, gd_error *err)
     return s;
 }
 
+/* A spare is given up before a write is refused. */
+static gd_status
+require_room(gd_volume *volume, uint64_t bytes, gd_error *err)
+{
+    gd_status s = gd_repo_require_room(volume->repo, bytes, err);
+    if (s != GD_NOSPACE) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->mutex);
+    bool had_spare = volume->spare != NULL;
+    gd_volume_drop_spare(volume);
+    pthread_mutex_unlock(&volume->mutex);
+    return had_spare ? gd_repo_require_room(volume->repo, bytes, err) : s;
+}
+
 static gd_status
 append_records(gd_volume *volume, gd_append *appends, size_t count,
                gd_error *err)
@@ -56,7 +104,7 @@ append_records(gd_volume *volume, gd_append *appends, size_t count,
     for (size_t i = 0; i < count; i++) {
         bytes += gd_record_size(&appends[i].record);
     }
-    GD_TRY(gd_repo_require_room(volume->repo, bytes, err));
+    GD_TRY(require_room(volume, bytes, err));
     pthread_mutex_lock(&volume->mutex);
     gd_status s = wait_for_room(volume, err);
     if (s == GD_OK) {
@@ -122,7 +170,7 @@ gd_volume_flush(gd_volume *volume, gd_error *err)
     }
     pthread_mutex_lock(&volume->mutex);
     volume->head.counters.flushes++;
-    while (s == GD_OK && volume->recovered) { /* V4 */
+    while (s == GD_OK && volume->waiting) {
         pthread_mutex_unlock(&volume->mutex);
         s = gd_volume_checkpoint(volume, err);
         pthread_mutex_lock(&volume->mutex);

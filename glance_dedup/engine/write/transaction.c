@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/files/locks.h"
 #include "engine/files/secondname.h"
 #include "engine/files/spool.h"
@@ -16,17 +17,28 @@
 
 enum { FIND_LOADS = 16 }; /* stores loaded for a batch of fingerprints */
 
+/* An image of a transaction. */
+typedef struct target {
+    char image_id[GD_IMAGE_ID_MAX + 1];
+    gd_spool_writer spool;
+    gd_recipe_writer *recipe;
+    gd_content_hash hash;
+    uint64_t new_bytes, stored_bytes; /* known when it has ended */
+    bool linked;
+} target;
+
 struct gd_transaction {
     gd_repo *repo;
-    char image_id[GD_IMAGE_ID_MAX + 1];
     char project[GD_PROJECT_MAX + 1];
     gd_scope scope;
-    gd_spool_writer spool;
     gd_ingest intake;
-    gd_content_hash hash;
+    target *image; /* the present one: the last of these */
+    target **images;
+    size_t count, room;
+    uint64_t new_bytes, stored_bytes; /* of the images before the present one */
     uint64_t credited_new, credited_stored;
     bool failed;
-    bool linked;
+    bool linked; /* any image */
 };
 
 /* ---- begin and end ---- */
@@ -65,18 +77,40 @@ require_absent(gd_repo *repo, const char *image_id, gd_error *err)
     return s;
 }
 
+/* Begins an image, which is the present one then. */
 static gd_status
-open_parts(gd_transaction *transaction, gd_error *err)
+open_image(gd_transaction *transaction, const char *image_id, gd_error *err)
 {
     gd_repo *repo = transaction->repo;
-    GD_TRY(gd_ingest_open(&transaction->intake, repo,
+    const gd_env *env = repo->env;
+    target **images =
+        gd_array_reserve(env, transaction->images, &transaction->room,
+                         transaction->count + 1, sizeof(target *), err);
+    if (images == NULL) {
+        return GD_NOMEM;
+    }
+    transaction->images = images;
+    target *image = gd_calloc(env, 1, sizeof *image, err);
+    if (image == NULL) {
+        return GD_NOMEM;
+    }
+    image->spool.fd = -1;
+    snprintf(image->image_id, sizeof image->image_id, "%s", image_id);
+    images[transaction->count++] = transaction->image = image;
+    GD_TRY(gd_spool_create(env, repo->root, GD_SPOOL_STORE, &image->spool,
+                           err));
+    GD_TRY(gd_recipe_writer_open(env, image->spool.fd, image->spool.name,
+                                 image->spool.id, &image->recipe, err));
+    transaction->intake.recipe = image->recipe;
+    return GD_OK;
+}
+
+static gd_status
+open_parts(gd_transaction *transaction, const char *image_id, gd_error *err)
+{
+    GD_TRY(gd_ingest_open(&transaction->intake, transaction->repo,
                           &transaction->scope, err));
-    GD_TRY(gd_spool_create(repo->env, repo->root, GD_SPOOL_STORE,
-                           &transaction->spool, err));
-    return gd_recipe_writer_open(repo->env, transaction->spool.fd,
-                                 transaction->spool.name,
-                                 transaction->spool.id,
-                                 &transaction->intake.recipe, err);
+    return open_image(transaction, image_id, err);
 }
 
 gd_status
@@ -97,11 +131,8 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
     }
     transaction->repo = repo;
     transaction->scope = *scope;
-    transaction->spool.fd = -1;
-    snprintf(transaction->image_id, sizeof transaction->image_id, "%s",
-             image_id);
     snprintf(transaction->project, sizeof transaction->project, "%s", project);
-    gd_status s = open_parts(transaction, err);
+    gd_status s = open_parts(transaction, image_id, err);
     if (s != GD_OK) {
         gd_transaction_end(transaction);
         return s;
@@ -113,7 +144,7 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
 const uint8_t *
 gd_transaction_upload_id(const gd_transaction *transaction)
 {
-    return transaction->spool.id;
+    return transaction->image->spool.id;
 }
 
 void
@@ -143,13 +174,18 @@ gd_transaction_end(gd_transaction *transaction)
 {
     gd_repo *repo = transaction->repo;
     const gd_env *env = repo->env;
-    /* N8.5: the spool file first, then the locks. */
-    if (transaction->linked) {
-        gd_spool_close(env, &transaction->spool);
-    } else {
-        gd_spool_discard(env, repo->root, &transaction->spool);
+    /* N8.5: the spool files first, then the locks. */
+    for (size_t i = 0; i < transaction->count; i++) {
+        target *image = transaction->images[i];
+        if (image->linked) {
+            gd_spool_close(env, &image->spool);
+        } else {
+            gd_spool_discard(env, repo->root, &image->spool);
+        }
+        gd_recipe_writer_close(image->recipe);
+        env->release(env, image);
     }
-    gd_recipe_writer_close(transaction->intake.recipe);
+    env->release(env, transaction->images);
     gd_ingest_close(&transaction->intake);
     env->release(env, transaction);
 }
@@ -162,7 +198,7 @@ require_under_way(const gd_transaction *transaction, gd_error *err)
     GD_TRY(gd_repo_require_owner(transaction->repo, err));
     if (transaction->failed || transaction->linked) {
         return gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
-                       transaction->image_id,
+                       transaction->image->image_id,
                        transaction->failed ? "failed" : "ended");
     }
     return GD_OK;
@@ -204,7 +240,7 @@ start_blocks(gd_transaction *transaction, gd_error *err)
         return gd_fail(err, GD_INVALID,
                        "image %s: what was written last ends within a block, "
                        "so that no other can follow it",
-                       transaction->image_id);
+                       transaction->image->image_id);
     }
     return store_waiting(transaction, err);
 }
@@ -359,7 +395,7 @@ require_found(gd_transaction *transaction, const gd_fingerprint *fps,
             return gd_fail(err, GD_INVALID,
                            "image %s: slot %u of group %08x is not where this "
                            "transaction found the block that is to be added",
-                           transaction->image_id, (unsigned)bad.slot,
+                           transaction->image->image_id, (unsigned)bad.slot,
                            (unsigned)bad.group);
         }
         at += n;
@@ -376,7 +412,7 @@ gd_transaction_add(gd_transaction *transaction, const gd_fingerprint *fps,
     if (s == GD_OK && transaction->repo->params.by_value && count > 0) {
         s = gd_fail(err, GD_INVALID, "image %s: where blocks are compared by "
                     "value, none is found by its fingerprint",
-                    transaction->image_id);
+                    transaction->image->image_id);
     }
     if (s == GD_OK) {
         s = require_found(transaction, fps, lengths, addresses, count, err);
@@ -403,7 +439,7 @@ require_lengths(const gd_transaction *transaction, const uint32_t *lengths,
         if (lengths[i] == 0 || lengths[i] > most) {
             return gd_fail(err, GD_INVALID,
                            "image %s: a block has 1 to %zu bytes, not %u",
-                           transaction->image_id, most, (unsigned)lengths[i]);
+                           transaction->image->image_id, most, (unsigned)lengths[i]);
         }
     }
     return GD_OK;
@@ -430,7 +466,7 @@ require_longer(const gd_transaction *transaction, uint64_t length,
                ? GD_OK
                : gd_fail(err, GD_INVALID, "image %s: with %llu bytes more it "
                          "would be longer than any file can be",
-                         transaction->image_id, (unsigned long long)length);
+                         transaction->image->image_id, (unsigned long long)length);
 }
 
 static gd_status
@@ -441,12 +477,12 @@ require_source(const gd_transaction *transaction, const gd_image *source,
     if (source->repo != transaction->repo) {
         return gd_fail(err, GD_INVALID,
                        "image %s: the image to copy from was opened by another "
-                       "handle", transaction->image_id);
+                       "handle", transaction->image->image_id);
     }
     if (from > to || to > size) {
         return gd_fail(err, GD_INVALID,
                        "image %s: bytes %llu to %llu are not within image %s, "
-                       "which has %llu", transaction->image_id,
+                       "which has %llu", transaction->image->image_id,
                        (unsigned long long)from, (unsigned long long)to,
                        gd_image_header(source)->image_id,
                        (unsigned long long)size);
@@ -547,31 +583,47 @@ store_rest(gd_transaction *transaction, gd_error *err)
     return gd_packer_sync(transaction->intake.packer, err);
 }
 
+/* The present image gets no more bytes: what it has stored is what was stored
+ * since the one before it ended. */
+static void
+count_image(gd_transaction *transaction)
+{
+    target *image = transaction->image;
+    uint64_t new_bytes, stored_bytes;
+    gd_packer_count(transaction->intake.packer, &new_bytes, &stored_bytes);
+    image->new_bytes = new_bytes - transaction->new_bytes;
+    image->stored_bytes = stored_bytes - transaction->stored_bytes;
+    transaction->new_bytes = new_bytes;
+    transaction->stored_bytes = stored_bytes;
+}
+
 static gd_status
-finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
-              gd_error *err)
+finish_recipe(gd_transaction *transaction, const target *image,
+              gd_recipe_header *header, gd_error *err)
 {
     gd_repo *repo = transaction->repo;
-    const gd_ingest *intake = &transaction->intake;
     memset(header, 0, sizeof *header);
     header->scope = transaction->scope;
-    memcpy(header->transaction_id, transaction->spool.id, GD_ID_SIZE);
-    memcpy(header->upload_id, transaction->spool.id, GD_ID_SIZE);
-    memcpy(header->image_id, transaction->image_id, sizeof header->image_id);
+    memcpy(header->transaction_id, image->spool.id, GD_ID_SIZE);
+    memcpy(header->upload_id, image->spool.id, GD_ID_SIZE);
+    memcpy(header->image_id, image->image_id, sizeof header->image_id);
     memcpy(header->project, transaction->project, sizeof header->project);
-    header->hash = transaction->hash;
-    gd_packer_count(intake->packer, &header->new_bytes, &header->stored_bytes);
-    header->new_bytes += transaction->credited_new;
-    header->stored_bytes += transaction->credited_stored;
+    header->hash = image->hash;
+    header->new_bytes = image->new_bytes;
+    header->stored_bytes = image->stored_bytes;
+    if (image == transaction->image) {
+        header->new_bytes += transaction->credited_new;
+        header->stored_bytes += transaction->credited_stored;
+    }
     header->created = (uint64_t)repo->env->now(repo->env);
-    return gd_recipe_finish(intake->recipe, &repo->params, header, err);
+    return gd_recipe_finish(image->recipe, &repo->params, header, err);
 }
 
 gd_status
 gd_transaction_set_hash(gd_transaction *transaction, const char *name,
                         const uint8_t *value, size_t length, gd_error *err)
 {
-    gd_content_hash *hash = &transaction->hash;
+    gd_content_hash *hash = &transaction->image->hash;
     size_t name_length = strnlen(name, GD_HASH_NAME_MAX + 1);
     if (name_length == 0 || name_length > GD_HASH_NAME_MAX || length == 0 ||
         length > GD_HASH_MAX) {
@@ -589,31 +641,75 @@ gd_transaction_set_hash(gd_transaction *transaction, const char *name,
 /* Links the image, under the image lock if its name may be missing for a moment
  * (N14.4). */
 static gd_status
-name_image(gd_transaction *transaction, gd_error *err)
+name_image(gd_transaction *transaction, target *image, gd_error *err)
 {
     gd_repo *repo = transaction->repo;
-    const char *image_id = transaction->image_id;
     bool locks = repo->params.shared;
     int lock = -1;
     gd_status s = GD_OK;
     if (locks) {
-        s = gd_locks_lock_image(repo->env, repo->root, image_id,
+        s = gd_locks_lock_image(repo->env, repo->root, image->image_id,
                                 repo->params.lock_timeout_ms, &lock, err);
         locks = s == GD_OK;
     }
     if (locks) {
         s = gd_second_name_finish_image(repo->env, repo->root, &repo->params,
-                                        image_id, err);
+                                        image->image_id, err);
     }
     if (s == GD_OK) {
-        s = gd_spool_commit(repo->env, repo->root, &transaction->spool,
-                            image_id, &transaction->linked, err);
+        s = gd_spool_link(repo->env, repo->root, &image->spool,
+                          image->image_id, &image->linked, err);
+        transaction->linked = transaction->linked || image->linked;
     }
     if (locks) {
         gd_locks_unlock_image(repo->env, lock);
     }
     return s;
 }
+
+/* N8.2 and N8.3, each step for all images.  *header: that of the last one. */
+static gd_status
+name_images(gd_transaction *transaction, gd_recipe_header *header,
+            gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    for (size_t i = 0; i < transaction->count; i++) {
+        const target *image = transaction->images[i];
+        GD_TRY(finish_recipe(transaction, image, header, err));
+        GD_TRY(gd_spool_sync_recipe(repo->env, &image->spool, image->image_id,
+                                    err));
+    }
+    GD_TRY(gd_spool_sync_entries(repo->env, repo->root, err));
+    for (size_t i = 0; i < transaction->count; i++) {
+        GD_TRY(name_image(transaction, transaction->images[i], err));
+    }
+    return gd_spool_sync_images(repo->env, repo->root, err);
+}
+
+/* ---- several images ---- */
+
+/* The blocks of the present image are packed, so that its bytes can be counted;
+ * they are synced by the commit. */
+static gd_status
+begin_next(gd_transaction *transaction, const char *image_id, gd_error *err)
+{
+    GD_TRY(gd_ingest_finish(&transaction->intake, err));
+    GD_TRY(gd_packer_write(transaction->intake.packer, err));
+    count_image(transaction);
+    return open_image(transaction, image_id, err);
+}
+
+gd_status
+gd_transaction_next_image(gd_transaction *transaction, const char *image_id,
+                          gd_error *err)
+{
+    GD_TRY(require_under_way(transaction, err));
+    GD_TRY(require_absent(transaction->repo, image_id, err));
+    GD_TRY(gd_repo_require_room(transaction->repo, gd_recipe_bytes(0), err));
+    return end_step(transaction, begin_next(transaction, image_id, err));
+}
+
+/* ---- the commit ---- */
 
 gd_status
 gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
@@ -623,10 +719,8 @@ gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
     GD_TRY(gd_transaction_write(transaction, NULL, 0, err));
     gd_status s = store_rest(transaction, err);
     if (s == GD_OK) {
-        s = finish_recipe(transaction, header, err);
-    }
-    if (s == GD_OK) {
-        s = name_image(transaction, err);
+        count_image(transaction);
+        s = name_images(transaction, header, err);
     }
     *linked = transaction->linked;
     return end_step(transaction, s);

@@ -700,6 +700,76 @@ TEST_WITH(test_delete_waits_for_the_image_lock, setup(), teardown())
     CHECK_INT(delete_image("a", NULL), GD_OK);
 }
 
+/* ---- deleting several ---- */
+
+static const char several[][GD_IMAGE_ID_MAX + 1] = {"a", "b", "..", "gone",
+                                                    "c"};
+
+static gd_status
+delete_several(void)
+{
+    w.record[0] = '\0';
+    return gd_image_delete_several(&w.env, x.root, &x.params, several,
+                                   sizeof several / sizeof *several, &x.err);
+}
+
+/* Each step is taken for all before the next one.  What another process has
+ * locked is left, and so is what is not there. */
+TEST_WITH(test_several_are_deleted, setup(), teardown())
+{
+    int lock;
+    store("a", 4096, NULL);
+    store("b", 4096, NULL);
+    store("c", 4096, NULL);
+    CHECK_INT(gd_locks_lock_image(x.env, x.root, "b", 0, &lock, &x.err),
+              GD_OK);
+    CHECK_INT(delete_several(), GD_OK);
+    if (!CHECK(strcmp(w.record, "link spool/D, link spool/D, fsync spool, "
+                                "unlink images/, unlink images/, "
+                                "fsync images") == 0)) {
+        fprintf(stderr, "%s\n", w.record);
+    }
+    CHECK(scratch_exists(&x, "images/b"));
+    CHECK(!scratch_exists(&x, "images/a") && !scratch_exists(&x, "images/c"));
+    CHECK_INT(scratch_count(&x, "spool", "D-", NULL), 2);
+    CHECK_INT(delete_several(), GD_OK); /* there is none */
+    CHECK(strcmp(w.record, "") == 0);
+    gd_locks_unlock_image(x.env, lock);
+    CHECK_INT(delete_several(), GD_OK);
+    CHECK(!scratch_exists(&x, "images/b"));
+    CHECK_INT(gd_locks_lock_image(x.env, x.root, "a", 0, &lock, &x.err),
+              GD_OK); /* all locks were released */
+    gd_locks_unlock_image(x.env, lock);
+}
+
+/* One that fails does not keep the others from being deleted; without a sync of
+ * the spool, none is. */
+TEST(test_deleting_several_fails)
+{
+    static const struct {
+        fault_call call;
+        uint64_t nth;
+        unsigned gone;
+    } cases[] = {
+        {FAULT_LOCK, 1, 2},     {FAULT_LINKAT, 2, 2}, {FAULT_FSYNC, 1, 0},
+        {FAULT_UNLINKAT, 1, 2}, {FAULT_FSYNC, 2, 3},  {FAULT_ALLOC, 1, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setup();
+        store("a", 4096, NULL);
+        store("b", 4096, NULL);
+        store("c", 4096, NULL);
+        fault_env_fail(&x.f, cases[i].call, cases[i].nth, EIO, false);
+        gd_status s = delete_several();
+        CHECK((s == GD_OK) == (cases[i].call == FAULT_LOCK));
+        fault_env_heal(&x.f);
+        CHECK_INT(scratch_count(&x, "images", "", NULL), 3 - cases[i].gone);
+        CHECK_INT(delete_several(), GD_OK);
+        CHECK_INT(scratch_count(&x, "images", "", NULL), 0);
+        teardown();
+    }
+}
+
 static int (*real_unlinkat)(const gd_env *env, int dir, const char *name);
 static gd_status lock_at_unlink;
 

@@ -150,7 +150,11 @@ model_close(void)
 void
 model_kill(void)
 {
+    /* It does not even tidy up. */
+    fault_env_fail(&the_scratch.f, FAULT_UNLINKAT, 1, EIO, true);
+    fault_env_fail(&the_scratch.f, FAULT_FTRUNCATE, 1, EIO, true);
     model_close();
+    fault_env_heal(&the_scratch.f);
     transaction_other_handle();
 }
 
@@ -163,7 +167,10 @@ model_start_shadow(void)
 void
 model_crash(void)
 {
+    fault_env_fail(&the_scratch.f, FAULT_UNLINKAT, 1, EIO, true);
+    fault_env_fail(&the_scratch.f, FAULT_FTRUNCATE, 1, EIO, true);
     model_close();
+    fault_env_heal(&the_scratch.f);
     gd_repo_close(the_repo);
     fault_env_crash(&the_scratch.f);
     the_repo = scratch_repo_filter(&the_scratch);

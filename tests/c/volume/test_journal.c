@@ -6,6 +6,7 @@
 #include "engine/volume/journal.h"
 
 #include "engine/base/coding.h"
+#include "engine/volume/journaltail.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
@@ -22,6 +23,7 @@ typedef struct fixture {
     scratch x;
     gd_volume_head head;
     gd_journal *journal;
+    uint32_t number; /* of the journal */
     /* The appended records, and their offsets. */
     gd_record records[MAX_COUNT];
     uint64_t at[MAX_COUNT + 1];
@@ -30,11 +32,11 @@ typedef struct fixture {
 } fixture;
 
 static fixture t;
+static const gd_volume_mark marks[] = {{0, 1}, {7, 9}};
 
 static void
 setup(void)
 {
-    static const gd_volume_mark marks[] = {{0, 1}, {7, 9}};
     bool named;
     memset(&t, 0, sizeof t);
     scratch_init(&t.x);
@@ -48,9 +50,10 @@ setup(void)
                               .marks = 2};
     memcpy(t.head.repository_id, t.x.params.repository_id, GD_ID_SIZE);
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks,
-                                &t.journal, &named, &t.x.err), GD_OK);
+                                NULL, &t.journal, &named, &t.x.err), GD_OK);
     CHECK(named);
     CHECK(!scratch_exists(&t.x, "volumes/disk/journal.new"));
+    t.number = 3;
     t.at[0] = t.journal->end;
     CHECK_INT(t.at[0], 8192);
 }
@@ -84,7 +87,7 @@ static void
 append(gd_record_kind kind, uint64_t offset, uint64_t length)
 {
     uint8_t *data = t.data[t.count];
-    fill_random(data, MAX_LENGTH, t.count + 1);
+    fill_random(data, MAX_LENGTH, 100 * t.number + t.count);
     gd_append one = make_append(kind, offset, length, data);
     CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
     gd_journal_accept(t.journal, &one);
@@ -144,19 +147,19 @@ scan(uint64_t before, size_t *count)
 {
     gd_journal *journal;
     gd_volume_head head;
-    gd_volume_mark *marks;
+    gd_volume_mark *read_marks;
     found f = {.good = true};
     *count = 0;
-    gd_status s = gd_journal_open(t.x.env, t.x.root, VOLUME, 3,
+    gd_status s = gd_journal_open(t.x.env, t.x.root, VOLUME, t.number,
                                   t.x.params.repository_id, &journal, &head,
-                                  &marks, &t.x.err);
+                                  &read_marks, &t.x.err);
     if (s != GD_OK) {
-        CHECK(marks == NULL);
+        CHECK(read_marks == NULL);
         return s;
     }
     CHECK_INT(head.marks, 2);
-    CHECK_INT(marks[1].edition, 9);
-    t.x.env->release(t.x.env, marks);
+    CHECK_INT(read_marks[1].edition, 9);
+    t.x.env->release(t.x.env, read_marks);
     s = gd_journal_scan(journal, before, note, &f, &t.x.err);
     CHECK(f.good);
     if (s == GD_OK) {
@@ -177,7 +180,7 @@ check_scan(uint64_t before, gd_status status, size_t wanted)
         fprintf(stderr, "%s\n", s == GD_OK ? "" : t.x.err.text);
     }
     if (s == GD_CORRUPT) {
-        CHECK_CONTAINS(t.x.err.text, JOURNAL);
+        CHECK_CONTAINS(t.x.err.text, "volumes/disk/journal-0000000");
     }
 }
 
@@ -232,17 +235,17 @@ TEST(test_head_is_checked)
     uint8_t other[GD_ID_SIZE] = {9};
     gd_journal *journal;
     gd_volume_head head;
-    gd_volume_mark *marks;
+    gd_volume_mark *read_marks;
     setup();
     append_some(true);
     CHECK_INT(gd_journal_open(t.x.env, t.x.root, VOLUME, 3, other, &journal,
-                              &head, &marks, &t.x.err), GD_CORRUPT);
+                              &head, &read_marks, &t.x.err), GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "another repository");
     CHECK(renameat(t.x.root, JOURNAL, t.x.root,
                    "volumes/disk/journal-00000004") == 0);
     CHECK_INT(gd_journal_open(t.x.env, t.x.root, VOLUME, 4,
                               t.x.params.repository_id, &journal, &head,
-                              &marks, &t.x.err), GD_CORRUPT);
+                              &read_marks, &t.x.err), GD_CORRUPT);
     CHECK(renameat(t.x.root, "volumes/disk/journal-00000004", t.x.root,
                    JOURNAL) == 0);
     scratch_flip(&t.x, JOURNAL, 4096, 1); /* a mark */
@@ -524,13 +527,33 @@ TEST_WITH(test_zeros_ahead, setup(), teardown())
         t.at[t.count] = t.journal->end;
         uint64_t wanted = gd_journal_wants_ahead(t.journal);
         CHECK(i > 0 || wanted > 65536);
+        CHECK(i > 0 || wanted >= t.journal->end - t.journal->durable);
         CHECK(wanted <= 1 << 20 && wanted <= t.journal->end);
         gd_journal_write_ahead(t.journal);
         CHECK(file_size() >= t.journal->end);
+        sync_it();
     }
     CHECK_INT(file_size() - t.journal->end,
               t.journal->ahead - t.journal->end);
     check_scan(0, GD_OK, t.count);
+}
+
+/* A sync that is larger than the zeros would be has none: the next one of this
+ * size would need new ones. */
+TEST_WITH(test_no_zeros_for_large_syncs, setup(), teardown())
+{
+    static uint8_t data[GD_RECORD_DATA];
+    append(GD_RECORD_BYTES, 0, 100);
+    sync_it();
+    for (unsigned i = 0; i < 40; i++) {
+        gd_append one = make_append(GD_RECORD_BYTES, 0, sizeof data, data);
+        CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+        gd_journal_accept(t.journal, &one);
+        bool small = t.journal->end - t.journal->durable <= 1 << 20;
+        CHECK((gd_journal_wants_ahead(t.journal) > 0) == small);
+    }
+    sync_it();
+    CHECK_INT(gd_journal_wants_ahead(t.journal), 1 << 20);
 }
 
 /* A crash leaves zeros where sectors of records were not written, or the file
@@ -604,7 +627,355 @@ TEST(test_no_zeros_ahead)
     }
 }
 
-/* ---- creation ---- */
+/* ---- recycling (V10) ---- */
+
+#define RECYCLED "volumes/disk/journal-00000004"
+#define SPARE "volumes/disk/journal.new"
+
+enum { OLD_ROOM = 1 << 16 };
+
+static uint8_t old_file[OLD_ROOM];
+
+/* The journal with the next number, written over the file of this one, of which
+ * nothing is known any more. */
+static gd_status
+recycle(bool *named)
+{
+    gd_journal *spare = t.journal;
+    memset(old_file, 0, sizeof old_file);
+    scratch_read(&t.x, JOURNAL, old_file, (size_t)file_size(), 0);
+    t.journal = NULL;
+    if (!gd_journal_retire(spare, VOLUME)) {
+        gd_journal_close(spare);
+        *named = false;
+        return GD_IO;
+    }
+    t.number = ++t.head.journal;
+    t.head.needed = t.head.journal;
+    t.count = 0;
+    return gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks, spare,
+                             &t.journal, named, &t.x.err);
+}
+
+static void
+setup_recycled(void)
+{
+    bool named;
+    setup();
+    append_some(true);
+    append_some(true);
+    sync_it();
+    uint64_t end = t.journal->end, start = t.at[0];
+    CHECK_INT(recycle(&named), GD_OK);
+    CHECK(named);
+    CHECK_INT(t.journal->end, start);
+    CHECK_INT(t.journal->durable, start);
+    CHECK_INT(t.journal->ahead, end);
+    CHECK_INT(scratch_size(&t.x, RECYCLED), (int64_t)end);
+    CHECK(!scratch_exists(&t.x, JOURNAL) && !scratch_exists(&t.x, SPARE));
+}
+
+/* Wherever the new records end, none of the old ones is found behind them: they
+ * have the same places, sequences and lengths. */
+TEST_WITH(test_old_records_are_not_found, setup_recycled(), teardown())
+{
+    check_scan(0, GD_OK, 0);
+    append_some(true);
+    for (size_t i = 0; i <= 7; i++) {
+        check_scan(t.at[i], GD_OK, i);
+    }
+    check_scan(0, GD_OK, 7);
+    append(GD_RECORD_BYTES, 0, 1); /* the same place as that of an old one */
+    check_scan(0, GD_OK, 8);
+    append(GD_RECORD_BYTES, 0, 1999); /* and another one */
+    check_scan(0, GD_OK, 9);
+    CHECK_INT(gd_journal_wants_ahead(t.journal), 0);
+}
+
+/* An old record proves nothing durable (V5). */
+TEST_WITH(test_old_records_are_no_proof, setup_recycled(), teardown())
+{
+    append(GD_RECORD_BYTES, 0, 1);
+    scratch_flip(&t.x, RECYCLED, t.at[0], 1);
+    check_scan(0, GD_OK, 0);
+}
+
+/* A crash leaves sectors as they were in the journal before. */
+TEST_WITH(test_torn_over_old_records, setup_recycled(), teardown())
+{
+    uint8_t sector[512];
+    append_some(false);
+    for (uint64_t at = t.at[0]; at < t.journal->end; at += 512) {
+        size_t length = t.journal->end - at < 512
+                            ? (size_t)(t.journal->end - at)
+                            : 512;
+        size_t whole = records_before(at);
+        scratch_read(&t.x, RECYCLED, sector, length, at);
+        scratch_write(&t.x, RECYCLED, old_file + at, length, at);
+        check_scan(0, GD_OK, whole);
+        check_scan(t.journal->end, GD_CORRUPT, whole);
+        scratch_write(&t.x, RECYCLED, sector, length, at);
+    }
+    check_scan(0, GD_OK, t.count);
+}
+
+/* A crash leaves the head of a record, and the bytes of the old one. */
+TEST_WITH(test_head_over_old_bytes, setup_recycled(), teardown())
+{
+    append(GD_RECORD_BYTES, 0, 1);
+    append(GD_RECORD_BYTES, 512, 600);
+    uint64_t bytes = t.at[1] + GD_RECORD_HEAD;
+    uint8_t now[600];
+    scratch_read(&t.x, RECYCLED, now, sizeof now, bytes);
+    for (size_t i = 0; i < sizeof now; i++) {
+        old_file[bytes + i] ^= 1;
+    }
+    scratch_write(&t.x, RECYCLED, old_file + bytes, sizeof now, bytes);
+    check_scan(0, GD_OK, 1);
+    scratch_write(&t.x, RECYCLED, now, sizeof now, bytes);
+    check_scan(0, GD_OK, 2);
+}
+
+/* The name goes before the head is written, and comes when it is durable. */
+TEST_WITH(test_order_of_recycling, setup(), teardown())
+{
+    bool named;
+    append_some(true);
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(recycle(&named), GD_OK);
+    scratch_check_trace(&t.x, "renameat pwritev fdatasync linkat unlinkat "
+                        "fsync");
+    check_scan(0, GD_OK, 0);
+}
+
+/* Another file has the spare's name: the spare is not used. */
+TEST_WITH(test_spare_of_another_owner, setup(), teardown())
+{
+    bool named;
+    gd_journal *made, *spare = t.journal;
+    append_some(true);
+    t.journal = NULL;
+    CHECK(gd_journal_retire(spare, VOLUME));
+    CHECK(unlinkat(t.x.root, SPARE, 0) == 0);
+    scratch_write(&t.x, SPARE, "x", 1, 0);
+    t.number = ++t.head.journal;
+    t.count = 0;
+    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks,
+                                spare, &made, &named, &t.x.err), GD_OK);
+    CHECK_INT(scratch_size(&t.x, RECYCLED), 8192);
+    check_scan(0, GD_OK, 0);
+    gd_journal_close(made);
+}
+
+/* Whatever fails, there is a whole journal or none, and no spare is left
+ * open. */
+TEST(test_recycling_under_faults)
+{
+    bool named;
+    for (uint64_t nth = 1, done = 0; done == 0; nth++) {
+        setup();
+        append_some(true);
+        uint64_t bad = nth % 2; /* a record behind the end, too */
+        gd_append one = make_append(GD_RECORD_BYTES, 0, 100, t.data[60]);
+        if (bad) {
+            CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+        }
+        fault_env_fail(&t.x.f, FAULT_ANY, nth, EIO, false);
+        gd_status s = recycle(&named);
+        done = fault_env_faults(&t.x.f) == 0;
+        fault_env_heal(&t.x.f);
+        CHECK(s == GD_OK || !done);
+        CHECK(named || !scratch_exists(&t.x, RECYCLED));
+        if (s == GD_OK) {
+            check_scan(0, GD_OK, 0);
+        } else {
+            t.journal = NULL;
+        }
+        teardown();
+    }
+}
+
+/* A file is kept up to a size. */
+TEST_WITH(test_long_file_is_cut, setup(), teardown())
+{
+    bool named;
+    t.journal->ahead = GD_JOURNAL_MAX_SPARE + 4096;
+    scratch_truncate(&t.x, JOURNAL, t.journal->ahead);
+    gd_journal *spare = t.journal;
+    CHECK(gd_journal_retire(spare, VOLUME));
+    CHECK_INT(scratch_size(&t.x, SPARE), GD_JOURNAL_MAX_SPARE);
+    t.number = ++t.head.journal;
+    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks,
+                                spare, &t.journal, &named, &t.x.err), GD_OK);
+    append(GD_RECORD_BYTES, 0, 100);
+    gd_journal_trim(t.journal);
+    CHECK_INT(scratch_size(&t.x, RECYCLED), (int64_t)t.journal->end);
+    check_scan(0, GD_OK, 1);
+    append(GD_RECORD_BYTES, 0, 100);
+    check_scan(0, GD_OK, 2);
+}
+
+/* What a failed append has left is not forgotten by a trim. */
+TEST_WITH(test_trim_behind_a_failed_append, setup(), teardown())
+{
+    gd_append one = make_append(GD_RECORD_BYTES, 0, 512, t.data[60]);
+    append(GD_RECORD_BYTES, 0, 100);
+    CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+    gd_journal_trim(t.journal);
+    append(GD_RECORD_BYTES, 0, 400);
+    append(GD_RECORD_BYTES, 0, 100);
+    check_scan(0, GD_OK, 3);
+}
+
+TEST_WITH(test_spare_is_removed, setup(), teardown())
+{
+    gd_journal *spare = t.journal;
+    t.journal = NULL;
+    CHECK(gd_journal_retire(spare, VOLUME));
+    gd_journal_remove_spare(spare, VOLUME);
+    CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 0);
+}
+
+/* ---- copying the tail (V4) ---- */
+
+static size_t visited;
+
+static gd_status
+note_copy(void *arg, gd_journal *to, const gd_append *append, gd_error *err)
+{
+    CHECK(arg == &t && to != t.journal);
+    CHECK_INT(append->at, to->end);
+    visited++;
+    return append->record.offset == 4096 && append->record.length == 77
+               ? gd_fail(err, GD_IO, "refused")
+               : GD_OK;
+}
+
+static gd_status
+read_back(gd_journal **journal)
+{
+    gd_volume_head head;
+    gd_volume_mark *read_marks;
+    gd_status s = gd_journal_open(t.x.env, t.x.root, VOLUME, 3,
+                                  t.x.params.repository_id, journal, &head,
+                                  &read_marks, &t.x.err);
+    t.x.env->release(t.x.env, read_marks);
+    found f = {.good = true};
+    return s == GD_OK
+               ? gd_journal_scan(*journal, 0, note, &f, &t.x.err)
+               : s;
+}
+
+/* Copies the records from `from` on into the next journal, which is t.journal
+ * then. */
+static gd_status
+copy_from(uint64_t from)
+{
+    bool named;
+    gd_journal *found_one, *made;
+    CHECK_INT(read_back(&found_one), GD_OK);
+    const gd_journal_tail tail = {found_one, from};
+    gd_volume_head head = t.head;
+    head.journal++;
+    CHECK_INT(gd_journal_begin(t.x.env, t.x.root, VOLUME, &head, marks, NULL,
+                               &made, &t.x.err), GD_OK);
+    CHECK(!scratch_exists(&t.x, RECYCLED));
+    visited = 0;
+    gd_status s = gd_journal_tail_copy(&tail, made, note_copy, &t, &t.x.err);
+    gd_journal_close(found_one);
+    if (s != GD_OK) {
+        gd_journal_abandon(made, VOLUME);
+        CHECK(!scratch_exists(&t.x, SPARE));
+        return s;
+    }
+    CHECK_INT(gd_journal_publish(made, VOLUME, &named, &t.x.err), GD_OK);
+    CHECK_INT(made->durable, made->end);
+    gd_journal_close(t.journal);
+    t.journal = made;
+    t.number = head.journal;
+    return GD_OK;
+}
+
+/* Forgets the first records, and those that are not copied. */
+static void
+forget(size_t count)
+{
+    size_t kept = 0;
+    uint64_t at = t.at[0];
+    for (size_t i = count; i < t.count; i++) {
+        gd_record_kind kind = t.records[i].kind;
+        if (kind == GD_RECORD_BYTES || kind == GD_RECORD_ZEROS) {
+            t.records[kept++] = t.records[i];
+            at += gd_record_size(&t.records[kept - 1]);
+            t.at[kept] = at;
+        }
+    }
+    t.count = kept;
+}
+
+TEST(test_tail_is_copied)
+{
+    for (size_t first = 0; first <= 7; first++) {
+        setup();
+        append_some(true);
+        CHECK_INT(copy_from(t.at[first]), GD_OK);
+        forget(first);
+        CHECK_INT(visited, t.count);
+        CHECK_INT(t.journal->end, t.at[t.count]);
+        check_scan(0, GD_OK, t.count);
+        append(GD_RECORD_BYTES, 0, 100);
+        check_scan(0, GD_OK, t.count);
+        teardown();
+    }
+}
+
+/* A scan finds out up to where the records are proven to be durable. */
+TEST_WITH(test_proven_end, setup(), teardown())
+{
+    gd_journal *journal;
+    append_some(false);
+    CHECK_INT(read_back(&journal), GD_OK);
+    CHECK_INT(journal->durable, t.at[0]);
+    gd_journal_close(journal);
+    sync_it();
+    uint64_t end = t.journal->end;
+    append_some(false);
+    CHECK_INT(read_back(&journal), GD_OK);
+    CHECK_INT(journal->durable, end);
+    gd_journal_close(journal);
+}
+
+/* Longer than what is read at once, with records across its ends. */
+TEST_WITH(test_long_tail_is_copied, setup(), teardown())
+{
+    static uint8_t data[GD_RECORD_DATA];
+    fill_random(data, sizeof data, 3);
+    for (int i = 0; i < 60; i++) {
+        gd_append one = make_append(GD_RECORD_BYTES, (uint64_t)i,
+                                    sizeof data - 9 * (uint64_t)i, data);
+        CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+        gd_journal_accept(t.journal, &one);
+        t.records[t.count++] = one.record;
+        t.at[t.count] = t.journal->end;
+    }
+    CHECK_INT(copy_from(t.at[1]), GD_OK);
+    forget(1);
+    check_scan(0, GD_OK, 59);
+}
+
+/* A place where no record begins, a record that has changed, and a visitor that
+ * fails. */
+TEST_WITH(test_bad_tails, setup(), teardown())
+{
+    append_some(true);
+    CHECK_INT(copy_from(t.at[1] + 8), GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, JOURNAL);
+    CHECK_INT(copy_from(t.at[7] - 8), GD_CORRUPT);
+    append(GD_RECORD_BYTES, 4096, 77);
+    CHECK_INT(copy_from(t.at[0]), GD_IO);
+}
+
+/* ---- making one ---- */
 
 /* Whatever fails, there is a whole journal or none. */
 TEST(test_create_under_faults)
@@ -617,7 +988,8 @@ TEST(test_create_under_faults)
         fault_env_fail(&t.x.f, FAULT_ANY, nth, EIO, false);
         gd_status s = gd_journal_create(
             t.x.env, t.x.root, VOLUME, &t.head,
-            (gd_volume_mark[]){{0, 1}, {7, 9}}, &other, &named, &t.x.err);
+            (gd_volume_mark[]){{0, 1}, {7, 9}}, NULL, &other, &named,
+            &t.x.err);
         done = fault_env_faults(&t.x.f) == 0;
         fault_env_heal(&t.x.f);
         CHECK(s == GD_OK || !done);
@@ -640,7 +1012,7 @@ TEST_WITH(test_order_of_creating, setup(), teardown())
     t.head.marks = 0;
     fault_env_start_trace(&t.x.f);
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
-                                &other, &named, &t.x.err), GD_OK);
+                                NULL, &other, &named, &t.x.err), GD_OK);
     scratch_check_trace(&t.x, "unlinkat pwritev fdatasync linkat unlinkat "
                         "fsync");
     gd_journal_close(other);
@@ -655,10 +1027,10 @@ TEST_WITH(test_another_owner_has_made_it, setup(), teardown())
     t.head.journal = 4;
     t.head.marks = 0;
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
-                                &mine, &named, &t.x.err), GD_OK);
+                                NULL, &mine, &named, &t.x.err), GD_OK);
     CHECK_INT(fstatat(t.x.root, mine->name, &before, 0), 0);
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
-                                &other, &named, &t.x.err), GD_BUSY);
+                                NULL, &other, &named, &t.x.err), GD_BUSY);
     CHECK(!named);
     CHECK_CONTAINS(t.x.err.text, "this one was cut off");
     CHECK_INT(fstatat(t.x.root, mine->name, &after, 0), 0);
@@ -675,7 +1047,7 @@ TEST_WITH(test_holds_a_lock, setup(), teardown())
     t.head.journal = 4;
     t.head.marks = 0;
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
-                                &made, &named, &t.x.err), GD_OK);
+                                NULL, &made, &named, &t.x.err), GD_OK);
     int raw = openat(t.x.root, made->name, O_RDWR | O_CLOEXEC);
     CHECK_INT(env->is_locked(env, raw, 0), 1);
     gd_journal_close(made);
@@ -689,8 +1061,8 @@ TEST_WITH(test_last_number, setup(), teardown())
     bool named;
     t.head.journal = 0; /* one more than the last */
     t.head.marks = 0;
-    CHECK(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL, &other,
-                            &named, &t.x.err) != GD_OK);
+    CHECK(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL, NULL,
+                            &other, &named, &t.x.err) != GD_OK);
     CHECK(!named);
     CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 1);
 }

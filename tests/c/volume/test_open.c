@@ -2,7 +2,7 @@
 /*
  * test_open.c - volumes whose owner is killed, whose machine crashes, and
  * whose disk fails or is full: flushed data is there, no file is left over,
- * and the volume can be used and deleted (volumes.rst, V1 to V9).
+ * and the volume can be used and deleted (volumes.rst, V1 to V10).
  */
 #include "engine/volume/volume.h"
 
@@ -605,15 +605,12 @@ little_room(const gd_env *env, int fd, gd_space *space)
     return 0;
 }
 
-/* Neither zeros nor a large flush are a reason to use the reserve. */
+/* Zeros are no reason to use the reserve. */
 TEST(test_flushes_without_zeros)
 {
     gd_volume_info info;
     begin(false);
     CHECK_OK(model_write(0, 4 * P));
-    CHECK_OK(model_flush());
-    gd_volume_get_info(the_volume, &info);
-    CHECK_INT(journal_size(), info.journal_bytes);
     int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
     FAULTS->env.free_space = little_room;
     the_repo->params.reserve = 64 << 20;
@@ -630,8 +627,308 @@ TEST(test_flushes_without_zeros)
     finish();
 }
 
+/* ---- copies of what was found (V4) ---- */
+
+static uint64_t
+checkpoints(void)
+{
+    gd_volume_info info;
+    gd_volume_get_info(the_volume, &info);
+    return info.head.counters.checkpoints;
+}
+
+static unsigned
+count_journals(void)
+{
+    return (unsigned)scratch_count(&the_scratch, "volumes/disk", "journal-",
+                                   NULL);
+}
+
+/* What was proven durable stays where it is, and the rest is copied. */
+TEST(test_only_the_tail_is_copied)
+{
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(7, 9));
+    CHECK_OK(model_zero(P, 3));
+    model_kill();
+    uint64_t before = fault_env_count(FAULTS, FAULT_FDATASYNC);
+    CHECK_OK(model_open());
+    CHECK_INT(fault_env_count(FAULTS, FAULT_FDATASYNC), before + 1);
+    CHECK_INT(journal_size(), 8192 + 56 + 9 * 512 + 56);
+    CHECK_INT(count_journals(), 2);
+    model_compare();
+    CHECK(gd_volume_needs_checkpoint(the_volume));
+    uint64_t made = checkpoints();
+    CHECK_OK(model_write(8, 1));
+    CHECK_OK(model_flush());
+    CHECK_INT(checkpoints(), made);
+    model_crash();
+    CHECK_OK(model_open());
+    model_compare();
+    CHECK_OK(model_checkpoint());
+    CHECK(!gd_volume_needs_checkpoint(the_volume));
+    finish();
+}
+
+/* Nothing was proven: all is copied, and the journal before is not needed. */
+TEST(test_all_is_copied)
+{
+    for (int crash = 0; crash < 2; crash++) {
+        model_setup(0);
+        model_start_shadow();
+        CHECK_OK(model_create(4 * P));
+        CHECK_OK(model_open());
+        for (uint64_t i = 0; i < 40; i++) {
+            CHECK_OK(model_write(i, 3 * P)); /* more than a window */
+        }
+        CHECK_OK(model_zero(5, 2));
+        CHECK_OK(model_flush());
+        model_kill();
+        CHECK_OK(model_open());
+        CHECK_INT(count_journals(), 1);
+        CHECK(!gd_volume_needs_checkpoint(the_volume));
+        model_compare();
+        if (crash) {
+            model_crash();
+        } else {
+            model_kill();
+        }
+        CHECK_OK(model_open());
+        CHECK_INT(count_journals(), 1);
+        model_compare();
+        finish();
+    }
+}
+
+/* An earlier owner has named no end of the journal before its own: then no
+ * earlier one is needed. */
+TEST(test_chain_without_ends)
+{
+    for (int named = 0; named < 2; named++) {
+        char name[GD_NAME_SIZE];
+        gd_volume_head head;
+        uint8_t raw[GD_VOLUME_HEAD];
+        begin(false);
+        CHECK_OK(model_flush());
+        CHECK_OK(model_write(2, 7));
+        model_kill();
+        CHECK_OK(model_open());
+        CHECK_OK(model_write(5, 7));
+        CHECK_OK(model_flush());
+        CHECK_OK(model_write(9, 7));
+        model_kill();
+        CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
+                                     &the_scratch.err));
+        CHECK_INT(head.needed, head.journal - 1);
+        CHECK(head.before > 0);
+        gd_volume_journal_name("disk", head.journal, name);
+        head.before = named ? head.before : 0;
+        scratch_read(&the_scratch, name, raw, sizeof raw, 0);
+        gd_volume_head_encode(&head, raw);
+        scratch_write(&the_scratch, name, raw, sizeof raw, 0);
+        CHECK_OK(model_open());
+        CHECK_INT(count_journals(), named ? 3 : 1);
+        model_compare();
+        CHECK_OK(model_flush());
+        model_kill();
+        finish();
+    }
+}
+
+/* Without room for the copies, the volume can be read. */
+TEST(test_no_room_for_copies)
+{
+    gd_volume_info info;
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    model_kill();
+    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
+    FAULTS->env.free_space = little_room;
+    uint64_t reserve = the_repo->params.reserve;
+    the_repo->params.reserve = 64 << 20;
+    CHECK_OK(model_open());
+    gd_volume_get_info(the_volume, &info);
+    CHECK(info.is_read_only);
+    model_compare();
+    CHECK_INT(model_flush(), GD_NOSPACE);
+    FAULTS->env.free_space = real;
+    the_repo->params.reserve = reserve;
+    CHECK_OK(model_flush());
+    gd_volume_get_info(the_volume, &info);
+    CHECK(!info.is_read_only);
+    finish();
+}
+
+/* ---- recycled journals (V10) ---- */
+
+#define SPARE "volumes/disk/journal.new"
+
+/* The inode of the active journal's file. */
+static ino_t
+active_inode(void)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_info info;
+    struct stat st = {0};
+    gd_volume_get_info(the_volume, &info);
+    gd_volume_journal_name("disk", info.head.journal, name);
+    CHECK(fstatat(the_scratch.root, name, &st, 0) == 0);
+    return st.st_ino;
+}
+
+/* Two files take turns as journals. */
+TEST(test_journals_are_recycled)
+{
+    ino_t inodes[6];
+    begin(false);
+    for (int i = 0; i < 6; i++) {
+        inodes[i] = active_inode();
+        CHECK_OK(model_write(0, P));
+        CHECK_OK(model_flush());
+        CHECK_OK(model_write(0, 1));
+        CHECK_OK(model_checkpoint());
+        CHECK(scratch_exists(&the_scratch, SPARE));
+        CHECK_INT(scratch_count(&the_scratch, "volumes/disk", "journal-",
+                                NULL), 1);
+        CHECK(i < 2 || inodes[i] == inodes[i - 2]);
+        model_compare();
+    }
+    CHECK(inodes[0] != inodes[1]);
+    CHECK_OK(model_write(0, 1));
+    CHECK_OK(model_flush());
+    gd_volume_info info;
+    gd_volume_get_info(the_volume, &info);
+    CHECK(journal_size() > (int64_t)info.journal_bytes + P * 512);
+    gd_volume_give_up_space(the_volume);
+    CHECK_INT(journal_size(), info.journal_bytes);
+    CHECK(!scratch_exists(&the_scratch, SPARE));
+    finish();
+}
+
+/* An owner that is closed leaves no spare, and one that dies leaves one to be
+ * removed by the next. */
+TEST(test_spare_of_a_former_owner)
+{
+    for (int dies = 0; dies < 2; dies++) {
+        begin(false);
+        CHECK_OK(model_checkpoint());
+        CHECK_OK(model_write(5, 9));
+        if (dies) {
+            model_kill();
+        } else {
+            model_close();
+        }
+        CHECK(scratch_exists(&the_scratch, SPARE) == (dies == 1));
+        CHECK_OK(model_open());
+        CHECK(!scratch_exists(&the_scratch, SPARE));
+        model_compare();
+        finish();
+    }
+}
+
+/* The owner dies with old records behind its own, of the same lengths. */
+TEST(test_old_records_behind_the_end)
+{
+    for (int crash = 0; crash < 2; crash++) {
+        for (uint64_t rounds = 2; rounds < 5; rounds++) {
+            begin(false);
+            for (uint64_t i = 0; i < rounds; i++) {
+                for (uint64_t k = 0; k < 9 - i; k++) {
+                    CHECK_OK(model_write(10 * k, 3));
+                    CHECK_OK(model_flush());
+                }
+                CHECK_OK(i + 1 < rounds ? model_checkpoint() : GD_OK);
+            }
+            if (crash) {
+                model_crash();
+            } else {
+                model_kill();
+            }
+            CHECK_OK(model_open());
+            model_compare();
+            finish();
+        }
+    }
+}
+
 static ssize_t (*real_pread)(const gd_env *env, int fd, void *buf, size_t len,
                              uint64_t offset);
+static unsigned overwrites;
+
+/* The file of the journal that is read is to be written over meanwhile. */
+static ssize_t
+overwrite_in_read(const gd_env *env, int fd, void *buf, size_t len,
+                  uint64_t offset)
+{
+    the_scratch.f.env.pread = real_pread;
+    for (unsigned i = 0; i < overwrites; i++) {
+        CHECK_OK(model_write(0, 8));
+        CHECK_OK(model_checkpoint());
+    }
+    CHECK_OK(model_write(0, 8));
+    return real_pread(env, fd, buf, len, offset);
+}
+
+/* A journal that somebody reads is not recycled. */
+TEST(test_read_journal_is_not_recycled)
+{
+    for (overwrites = 1; overwrites <= 3; overwrites++) {
+        uint8_t before[8 * 512], got[8 * 512];
+        begin(false);
+        CHECK_OK(model_checkpoint());
+        CHECK_OK(model_write(0, 8));
+        CHECK_OK(gd_volume_read(the_volume, before, sizeof before, 0,
+                                &the_scratch.err));
+        real_pread = FAULTS->env.pread;
+        FAULTS->env.pread = overwrite_in_read;
+        CHECK_OK(gd_volume_read(the_volume, got, sizeof got, 0,
+                                &the_scratch.err));
+        FAULTS->env.pread = real_pread;
+        CHECK(memcmp(before, got, sizeof got) == 0);
+        finish();
+    }
+}
+
+/* Nobody holds the journals of which another process reads the head. */
+TEST(test_head_is_read_beside_recycling)
+{
+    for (overwrites = 1; overwrites <= 3; overwrites++) {
+        gd_volume_head head;
+        begin(false);
+        CHECK_OK(model_checkpoint());
+        CHECK_OK(model_write(0, 8));
+        real_pread = FAULTS->env.pread;
+        FAULTS->env.pread = overwrite_in_read;
+        CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
+                                     &the_scratch.err));
+        FAULTS->env.pread = real_pread;
+        finish();
+    }
+}
+
+/* A spare does not keep a write from its room, nor is one kept without room. */
+TEST(test_spare_on_a_full_disk)
+{
+    begin(false);
+    CHECK_OK(model_checkpoint());
+    CHECK(scratch_exists(&the_scratch, SPARE));
+    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
+    FAULTS->env.free_space = little_room;
+    the_repo->params.reserve = 64 << 20;
+    CHECK_OK(model_write(0, 1));
+    CHECK(scratch_exists(&the_scratch, SPARE));
+    CHECK_INT(model_write(0, 4 * P), GD_NOSPACE);
+    CHECK(!scratch_exists(&the_scratch, SPARE));
+    FAULTS->env.free_space = real;
+    the_repo->params.reserve = 0;
+    CHECK_OK(model_checkpoint());
+    CHECK(scratch_exists(&the_scratch, SPARE));
+    finish();
+}
+
 static uint64_t read_bytes;
 
 static ssize_t
@@ -653,6 +950,7 @@ TEST(test_journals_are_read_once)
         CHECK_OK(model_write(i, 4 * P));
     }
     CHECK_OK(model_flush());
+    CHECK_OK(model_write(0, 1)); /* it proves what is durable */
     gd_volume_info info;
     gd_volume_get_info(the_volume, &info);
     CHECK(info.head.needed < info.head.journal);
@@ -741,7 +1039,7 @@ TEST(test_spoiled_chain)
         model_kill();
         CHECK_OK(model_open()); /* a second journal, which needs the first */
         CHECK_OK(model_write(3, 3));
-        CHECK_OK(model_flush()); /* stored: the first is no longer needed */
+        CHECK_OK(model_checkpoint()); /* stored: the first is no longer needed */
         CHECK_OK(model_write(9, 3));
         /* A checkpoint that fails leaves a frozen journal, synced. The first
          * link is the next journal's. */

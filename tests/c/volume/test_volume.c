@@ -180,6 +180,55 @@ check_extents(uint64_t offset, uint64_t length)
 
 /* ---- tests ---- */
 
+static uint64_t
+count_syncs(void)
+{
+    return fault_env_count(&the_scratch.f, FAULT_FSYNC) +
+           fault_env_count(&the_scratch.f, FAULT_FDATASYNC);
+}
+
+/* A checkpoint of many parts syncs each new recipe, and a few things more. */
+TEST_WITH(test_syncs_of_a_checkpoint, setup_volume(SIZE), teardown())
+{
+    uint64_t few = 0;
+    for (uint64_t parts = 1; parts <= 6; parts++) {
+        for (uint64_t round = 0; round < 2; round++) {
+            for (uint64_t part = 0; part < parts; part++) {
+                put(part * PART + 512, 512, 10 * parts + round);
+            }
+            uint64_t before = count_syncs();
+            checkpoint();
+            uint64_t syncs = count_syncs() - before;
+            few = parts == 1 ? syncs : few;
+            CHECK(parts == 1 || syncs <= few + parts + 2);
+        }
+        compare(0, SIZE);
+    }
+}
+
+/* While nobody writes, a checkpoint waits for so many bytes for each part that it
+ * would rewrite: for parts of this size, 64 KiB. */
+TEST_WITH(test_worth_of_a_checkpoint, setup_volume(SIZE), teardown())
+{
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    put(2 * PART, PART / 2, 1);
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    put(2 * PART, PART / 2, 2);
+    CHECK(gd_volume_is_worth_checkpoint(volume));
+    put(3 * PART - 1, 2, 3); /* another part */
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    zero(0, SIZE); /* all six */
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    for (uint64_t i = 0; i < 5; i++) {
+        CHECK(!gd_volume_is_worth_checkpoint(volume));
+        put(3 * PART, PART, i);
+    }
+    CHECK(gd_volume_is_worth_checkpoint(volume));
+    checkpoint();
+    CHECK(!gd_volume_is_worth_checkpoint(volume));
+    compare(0, SIZE);
+}
+
 TEST_WITH(test_new_volume_is_zeros, setup_volume(SIZE), teardown())
 {
     gd_volume_info info;

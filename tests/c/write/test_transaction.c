@@ -282,6 +282,141 @@ TEST_WITH(test_what_is_refused, transaction_setup(), transaction_teardown())
     check_stored_image("a", (const uint8_t *)"data", 4);
 }
 
+/* ---- several images ---- */
+
+enum { SEVERAL = 3, EACH = 9 * 4096 + 100 };
+
+static const char *const several_ids[SEVERAL] = {"a", "b", "c"};
+static uint8_t several[SEVERAL][EACH];
+
+/* The second one has blocks of the first, and the last one only zeros. */
+static gd_status
+store_several(gd_recipe_header *header, bool *linked)
+{
+    memset(several, 0, sizeof several);
+    fill_random(several[0], EACH, 1);
+    memcpy(several[1], several[0], EACH);
+    fill_random(several[1] + 4096, 4096, 2);
+    gd_transaction *transaction;
+    gd_status s = gd_transaction_begin(the_repo, "a", "project",
+                                       &gd_global_scope, &transaction,
+                                       &the_scratch.err);
+    *linked = false;
+    if (s != GD_OK) {
+        return s;
+    }
+    for (size_t i = 0; s == GD_OK && i < SEVERAL; i++) {
+        if (i > 0) {
+            s = gd_transaction_next_image(transaction, several_ids[i],
+                                          &the_scratch.err);
+        }
+        if (s == GD_OK) {
+            s = gd_transaction_write(transaction, several[i], EACH,
+                                     &the_scratch.err);
+        }
+    }
+    if (s == GD_OK) {
+        s = gd_transaction_commit(transaction, header, linked,
+                                  &the_scratch.err);
+    }
+    gd_transaction_end(transaction);
+    return s;
+}
+
+static void
+check_header(size_t i, uint64_t new_bytes)
+{
+    gd_image *image;
+    REQUIRE(gd_image_open(the_repo, several_ids[i], NULL, &image,
+                          &the_scratch.err) == GD_OK);
+    const gd_recipe_header *header = gd_image_header(image);
+    CHECK(strcmp(header->image_id, several_ids[i]) == 0);
+    CHECK(strcmp(header->project, "project") == 0);
+    CHECK_INT(header->size, EACH);
+    CHECK_INT(header->new_bytes, new_bytes);
+    CHECK((header->stored_bytes > 0) == (new_bytes > 0));
+    gd_image_close(image);
+}
+
+/* One sync for each recipe, and one of each directory. */
+TEST_WITH(test_several_images, transaction_setup(), transaction_teardown())
+{
+    gd_recipe_header header;
+    bool linked;
+    store_in_one("first", (const uint8_t *)"x", 1, 1, &header); /* a group */
+    uint64_t syncs = fault_env_count(&the_scratch.f, FAULT_FSYNC);
+    CHECK_INT(store_several(&header, &linked), GD_OK);
+    CHECK(linked);
+    CHECK_INT(fault_env_count(&the_scratch.f, FAULT_FSYNC),
+              syncs + SEVERAL + 2);
+    CHECK_INT(scratch_count(&the_scratch, "spool", "T-", NULL), SEVERAL + 1);
+    for (size_t i = 0; i < SEVERAL; i++) {
+        check_stored_image(several_ids[i], several[i], EACH);
+    }
+    check_header(0, EACH);
+    check_header(1, 4096);
+    check_header(2, 0);
+}
+
+/* An image is there already: the transaction can go on with another one. */
+TEST_WITH(test_next_image_is_there, transaction_setup(),
+          transaction_teardown())
+{
+    gd_recipe_header header;
+    bool linked;
+    store_in_one("b", several[2], 4096, 4096, &header);
+    gd_transaction *transaction = begin_image("a");
+    write_all(transaction, several[0], EACH);
+    CHECK_INT(gd_transaction_next_image(transaction, "b", &the_scratch.err),
+              GD_EXISTS);
+    CHECK_INT(gd_transaction_next_image(transaction, "../c",
+                                        &the_scratch.err), GD_INVALID);
+    CHECK_INT(gd_transaction_next_image(transaction, "c", &the_scratch.err),
+              GD_OK);
+    write_all(transaction, several[1], EACH);
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked,
+                                    &the_scratch.err), GD_OK);
+    CHECK(strcmp(header.image_id, "c") == 0);
+    CHECK_INT(gd_transaction_next_image(transaction, "d", &the_scratch.err),
+              GD_CLOSED);
+    gd_transaction_end(transaction);
+    check_stored_image("a", several[0], EACH);
+    check_stored_image("c", several[1], EACH);
+}
+
+/* Whatever fails, each image is whole or is not there, and one that is not there
+ * has no entry (N8.5, N8.6). */
+TEST(test_several_images_under_faults)
+{
+    static const fault_call calls[] = {FAULT_ANY, FAULT_ALLOC};
+    for (size_t kind = 0; kind < 2; kind++) {
+        for (uint64_t nth = 1, done = 0; done == 0; nth++) {
+            gd_recipe_header header;
+            bool linked;
+            unsigned there = 0;
+            transaction_setup();
+            fault_env_fail(&the_scratch.f, calls[kind], nth,
+                           kind == 0 ? EIO : ENOMEM, false);
+            gd_status s = store_several(&header, &linked);
+            done = fault_env_faults(&the_scratch.f) == 0;
+            fault_env_heal(&the_scratch.f);
+            CHECK(s == GD_OK || !done);
+            for (size_t i = 0; i < SEVERAL; i++) {
+                char name[GD_NAME_SIZE];
+                snprintf(name, sizeof name, "images/%s", several_ids[i]);
+                if (scratch_exists(&the_scratch, name)) {
+                    there++;
+                    check_stored_image(several_ids[i], several[i], EACH);
+                }
+            }
+            CHECK((there > 0) == linked);
+            CHECK(s != GD_OK || there == SEVERAL);
+            CHECK(scratch_count(&the_scratch, "spool", "T-", NULL) >= there);
+            transaction_teardown();
+        }
+    }
+}
+
 /* ---- aborts ---- */
 
 /* Large writes are not copied before they are fingerprinted: the caller may
