@@ -590,6 +590,21 @@ look_behind(scanner *scan, uint64_t end, gd_error *err)
     return GD_OK;
 }
 
+/* A program proves durable only places where a record begins.  If this one is
+ * another, nothing counts as proven. */
+static gd_status
+require_record_at_proven(scanner *scan, gd_error *err)
+{
+    gd_journal *journal = scan->journal;
+    gd_record record;
+    bool valid;
+    if (journal->durable > journal->start && journal->durable < journal->end) {
+        GD_TRY(look(scan, journal->durable, &record, &valid, err));
+        journal->durable = valid ? journal->durable : journal->start;
+    }
+    return GD_OK;
+}
+
 static gd_status
 scan_records(scanner *scan, uint64_t before, gd_journal_visitor *visit,
              void *arg, gd_error *err)
@@ -611,6 +626,9 @@ scan_records(scanner *scan, uint64_t before, gd_journal_visitor *visit,
                                    ? record.durable
                                    : journal->durable;
         }
+    }
+    if (s == GD_OK) {
+        s = require_record_at_proven(scan, err);
     }
     if (s != GD_OK) {
         return s;

@@ -43,6 +43,23 @@ append_batch(copier *c, gd_error *err)
     return GD_OK;
 }
 
+/* Adds a record of bytes or zeros to the batch, as far as the volume goes: since
+ * the journal was begun, it may have become smaller. */
+static void
+add_record(copier *c, gd_record record, const uint8_t *data)
+{
+    if (record.offset >= c->to->size) {
+        return;
+    }
+    if (record.length > c->to->size - record.offset) {
+        record.length = c->to->size - record.offset;
+        record.checksum = record.kind == GD_RECORD_BYTES
+                              ? gd_checksum(data, (size_t)record.length, 0)
+                              : 0;
+    }
+    c->batch[c->count++] = (gd_append){.record = record, .data = data};
+}
+
 /* Takes the next record of the window.  *whole: whether all of it is there. */
 static gd_status
 take_record(copier *c, bool *whole, gd_error *err)
@@ -68,7 +85,7 @@ take_record(copier *c, bool *whole, gd_error *err)
                        (unsigned long long)(c->start + c->done));
     }
     if (bytes || record.kind == GD_RECORD_ZEROS) {
-        c->batch[c->count++] = (gd_append){.record = record, .data = data};
+        add_record(c, record, data);
     }
     c->done += (size_t)gd_record_size(&record);
     *whole = true;

@@ -945,6 +945,47 @@ TEST_WITH(test_proven_end, setup(), teardown())
     gd_journal_close(journal);
 }
 
+/* The volume has become smaller: what the new journal could not have is not
+ * copied, or it would be the end of its records. */
+TEST_WITH(test_tail_beyond_the_size, setup(), teardown())
+{
+    append(GD_RECORD_BYTES, SIZE - 600, 600);
+    append(GD_RECORD_BYTES, SIZE - 512, 100);
+    append(GD_RECORD_ZEROS, SIZE - 1024, 1024);
+    append(GD_RECORD_BYTES, 512, 100);
+    t.head.size = SIZE - 512;
+    CHECK_INT(copy_from(t.at[0]), GD_OK);
+    t.records[0].length -= 512;
+    t.records[1] = t.records[2];
+    t.records[1].length -= 512;
+    t.records[2] = t.records[3];
+    t.count = 4;
+    forget(0);
+    t.count = 3;
+    CHECK_INT(visited, 3);
+    append(GD_RECORD_BYTES, 0, 100);
+    sync_it();
+    append(GD_RECORD_BYTES, 0, 100);
+    check_scan(0, GD_OK, 5);
+}
+
+/* What proves a place where no record begins proves nothing. */
+TEST_WITH(test_proven_place_without_a_record, setup(), teardown())
+{
+    gd_journal *journal;
+    append_some(false);
+    t.journal->durable = t.at[4] + 8;
+    append(GD_RECORD_BYTES, 0, 100);
+    CHECK_INT(read_back(&journal), GD_OK);
+    CHECK_INT(journal->durable, t.at[0]);
+    gd_journal_close(journal);
+    t.journal->durable = t.at[5];
+    append(GD_RECORD_BYTES, 0, 100);
+    CHECK_INT(read_back(&journal), GD_OK);
+    CHECK_INT(journal->durable, t.at[5]);
+    gd_journal_close(journal);
+}
+
 /* Longer than what is read at once, with records across its ends. */
 TEST_WITH(test_long_tail_is_copied, setup(), teardown())
 {
