@@ -201,7 +201,7 @@ class _Look:
                 if journal.end != limit:
                     raise ondisk.Damage(
                         f'has valid records up to here, and journal '
-                        f'{number + 1} says that they end at {limit}: '
+                        f'{number + 1} needs them up to {limit}: '
                         'writes are lost', journal.end)
             else:
                 self._is_stored = journal.is_stored
@@ -401,7 +401,7 @@ class Volumes:
             if inner == 'control' and stat.S_ISSOCK(status.st_mode):
                 continue
             if not stat.S_ISREG(status.st_mode) or not (
-                    inner in ('lock', 'journal.new')
+                    inner == 'lock' or inner.startswith('journal.new')
                     or match is not None and int(match[1], 16)):
                 find(ondisk.NOTE, file, None, 'has an unknown name'
                      if stat.S_ISREG(status.st_mode) else

@@ -45,7 +45,6 @@ struct gd_nbdkit_checkpointer {
     /* The thread's own: */
     attempt checkpoint, index;
     uint64_t dirty_ms; /* since when the journal has had records; 0: not */
-    bool has_no_space; /* it was given up, and nothing was written since */
     uint64_t renew_ms;
     uint64_t follow_ms; /* when to scan the groups; see look */
 };
@@ -128,17 +127,6 @@ wants_checkpoint(gd_nbdkit_checkpointer *keeper, uint64_t now)
     return worth && now >= atomic_load(&keeper->written_ms) + IDLE_MS;
 }
 
-/* The journal keeps space for writes to come, but not for ever. */
-static void
-give_up_space(gd_nbdkit_checkpointer *keeper, uint64_t now)
-{
-    bool idle = now >= atomic_load(&keeper->written_ms) + SPACE_MS;
-    if (idle && !keeper->has_no_space) {
-        gd_volume_give_up_space(keeper->volume);
-    }
-    keeper->has_no_space = idle;
-}
-
 static bool
 is_read_only(const gd_nbdkit_checkpointer *keeper)
 {
@@ -173,7 +161,9 @@ look(gd_nbdkit_checkpointer *keeper)
         wants_checkpoint(keeper, now)) {
         make_checkpoint(keeper);
     }
-    give_up_space(keeper, now);
+    if (now >= atomic_load(&keeper->written_ms) + SPACE_MS) {
+        gd_volume_give_up_space(keeper->volume); /* until the next write */
+    }
     if (now >= keeper->renew_ms) {
         gd_volume_renew(keeper->volume);
         keeper->renew_ms = now + RENEW_MS;

@@ -64,6 +64,8 @@ _FENCE = 'glance_dedup/engine/files/fence.c'
 _FEATURES = 'glance_dedup/engine/files/features.c'
 _REPO = 'glance_dedup/engine/repo/repo.c'
 _JOURNAL = 'glance_dedup/engine/volume/journal.c'
+_JOURNAL_TAIL = 'glance_dedup/engine/volume/journaltail.c'
+_VOLUME_NAMES = 'glance_dedup/engine/volume/volumenames.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
 _VOLUME_NEWEST = 'glance_dedup/engine/volume/newest.c'
 _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
@@ -521,25 +523,23 @@ MUTANTS = (
     Mutant(
         'recovered-records-not-copied', 'V4', (
             Edit(_RECOVERY,
-                 'GD_TRY(gd_journal_tail_copy(&tail, to, enter_copy, volume, '
+                 'GD_TRY(gd_journal_tail_copy(&tail, to, enter_copy, copies, '
                  'err));',
-                 '(void)tail, (void)to, (void)enter_copy;'),),
+                 '(void)tail, (void)to, (void)enter_copy, (void)copies;'),),
         workload='volume'),
     Mutant(
         'copies-behind-the-name', 'V4', (
             Edit(_RECOVERY,
-                 '    gd_status s = copy_tails(volume, *made, err);\n'
+                 '    gd_status s = copy_tails(volume, *made, copies, err);\n'
                  '    if (s != GD_OK) {\n'
-                 '        gd_journal_abandon(*made, volume->name);\n'
-                 '    } else {\n'
-                 '        s = gd_journal_publish(*made, volume->name, named, '
-                 'err);\n'
-                 '    }\n',
-                 '    gd_status s = gd_journal_publish(*made, volume->name, '
-                 'named, err);\n'
-                 '    if (s == GD_OK) {\n'
-                 '        s = copy_tails(volume, *made, err);\n'
-                 '    }\n'),),
+                 '        gd_journal_abandon(*made);\n'
+                 '        return s;\n'
+                 '    }\n'
+                 '    return gd_journal_publish(*made, volume->name, named, '
+                 'err);\n',
+                 '    GD_TRY(gd_journal_publish(*made, volume->name, named, '
+                 'err));\n'
+                 '    return copy_tails(volume, *made, copies, err);\n'),),
         workload='volume'),
     Mutant(
         'journal-not-synced-before-the-next', 'V6', (
@@ -588,8 +588,8 @@ MUTANTS = (
     Mutant(
         'editions-kept-without-marks', 'V7', (
             Edit(_RECOVERY,
-                 '        s = gd_volume_delete_recipes(repo, &head, marks, '
-                 'head.marks, err);\n',
+                 '        (void)gd_volume_delete_recipes(repo, &head, marks, '
+                 'head.marks, NULL);\n',
                  ''),),
         workload='volume'),
     Mutant(
@@ -710,9 +710,11 @@ MUTANTS = (
     Mutant(
         'recycled-with-the-old-seed', 'V10', (
             Edit(_JOURNAL,
-                 '    GD_TRY(draw_seed(env, &head->seed, err));\n',
+                 '    GD_TRY(gd_random(env, &head->seed, sizeof head->seed, '
+                 'err));\n',
                  '    if (head->seed == 0) {\n'
-                 '        GD_TRY(draw_seed(env, &head->seed, err));\n'
+                 '        GD_TRY(gd_random(env, &head->seed, '
+                 'sizeof head->seed, err));\n'
                  '    }\n'),),
         workload='volume-recycled'),
     Mutant(
@@ -745,12 +747,17 @@ MUTANTS = (
         tests=_VOLUME_TESTS,
         why_not='another process must read meanwhile'),
     Mutant(
-        'spare-of-another-owner-written', 'V10', (
-            Edit(_JOURNAL,
-                 'if (spare != NULL && gd_same_file(env, spare->fd, root, '
-                 'name)) {',
-                 'if (spare != NULL) {'),),
+        'one-name-for-all-new-journals', 'V2', (
+            Edit(_VOLUME_NAMES,
+                 '    GD_TRY(gd_random(env, &number, sizeof number, err));\n',
+                 '    number = env == NULL && err == NULL;\n'),),
         tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
+    Mutant(
+        'copies-beyond-the-size', 'V4', (
+            Edit(_JOURNAL_TAIL,
+                 '    if (record.offset >= c->to->size) {\n',
+                 '    if (record.offset >= UINT64_MAX - 1) {\n'),),
+        tests=_VOLUME_TESTS, why_not='no program shrinks a volume so'),
     # -- features (N15) ---------------------------------------------------
     Mutant(
         'volumes-without-the-feature', 'N15.1', (

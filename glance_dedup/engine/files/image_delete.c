@@ -194,6 +194,11 @@ gd_image_delete_several(const gd_env *env, int root, const gd_params *params,
     for (size_t i = 0; i < count; i++) {
         release_image(env, &all[i]);
     }
+    for (size_t i = 0; i < count; i++) {
+        if (all[i].status == GD_BUSY && all[i].lock < 0) {
+            (void)gd_image_delete(env, root, params, ids[i], NULL, NULL);
+        }
+    }
     env->release(env, all);
     return s;
 }

@@ -19,8 +19,9 @@ gd_status gd_image_delete_move(const gd_env *env, int root,
                                const char *image_id, gd_error *err);
 
 /* Deletes several images, each as gd_image_delete does, but with one sync of each
- * directory for all.  It leaves images whose lock another process has, and those
- * that cannot be opened, without an error. */
+ * directory for all.  It deletes images whose lock another process has
+ * afterwards, one at a time, and leaves those that cannot be opened, without an
+ * error. */
 gd_status gd_image_delete_several(const gd_env *env, int root,
                                const gd_params *params,
                                const char (*ids)[GD_IMAGE_ID_MAX + 1],

@@ -61,16 +61,17 @@ find_part(const gd_volume *volume, const gd_volume_head *head, uint64_t next,
     return true;
 }
 
-/* Commits the editions of the next parts that have frozen records.  *next: the
- * first part that is not done.  *count: how many parts have a new edition. */
+/* Commits the editions of the next parts that have frozen records, `most` at
+ * most.  *next: the first part that is not done.  *count: how many parts have a
+ * new edition. */
 static gd_status
-commit_batch(gd_volume *volume, gd_edition_batch *batch, uint64_t *next,
-             gd_volume_mark made[PARTS_AT_ONCE], size_t *count,
+commit_batch(gd_volume *volume, gd_edition_batch *batch, size_t most,
+             uint64_t *next, gd_volume_mark made[PARTS_AT_ONCE], size_t *count,
              gd_volume_counters *counters, gd_error *err)
 {
     uint64_t part;
     *count = 0;
-    while (*count < PARTS_AT_ONCE &&
+    while (*count < most &&
            find_part(volume, batch->head, *next, &part)) {
         *next = part + 1;
         if (!has_data(volume, part) &&
@@ -86,7 +87,8 @@ commit_batch(gd_volume *volume, gd_edition_batch *batch, uint64_t *next,
 }
 
 /* Commits the parts that have frozen records, in order, except those that a
- * checkpoint that failed has done. */
+ * checkpoint that failed has done.  If several parts at once fail, it goes on
+ * with one at a time: a disk may have room for one, or one may be damaged. */
 static gd_status
 commit_parts(gd_volume *volume, const gd_edition_hints *hints,
              gd_volume_counters *counters, gd_error *err)
@@ -94,7 +96,7 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
     gd_volume_head head;
     gd_volume_mark made[PARTS_AT_ONCE];
     gd_status s = GD_OK;
-    size_t count = 1;
+    size_t count = 1, most = PARTS_AT_ONCE;
     gd_volume_copy_head(volume, &head);
     uint64_t next = volume->made_count == 0
                         ? 0
@@ -102,8 +104,16 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
     while (s == GD_OK && count > 0) {
         gd_edition_batch batch = {
             .parts = &volume->parts, .head = &head, .hints = hints};
-        s = commit_batch(volume, &batch, &next, made, &count, counters, err);
+        uint64_t begin = next;
+        s = commit_batch(volume, &batch, most, &next, made, &count, counters,
+                         err);
         gd_edition_end(&batch);
+        if (s != GD_OK && count > 1) {
+            most = 1;
+            next = begin;
+            s = GD_OK;
+            continue;
+        }
         for (size_t i = 0; s == GD_OK && i < count; i++) {
             s = note_made(volume, made[i], err);
         }

@@ -174,6 +174,7 @@ gd_volume_unlink_journal(const gd_env *env, int root, const char *volume,
 
 /* ---- recipes ---- */
 
+/* The names in a directory that begin with a prefix. */
 typedef struct id_list {
     const gd_env *env;
     const char *prefix;
@@ -257,6 +258,25 @@ gd_volume_delete_recipes(gd_repo *repo, const gd_volume_head *head,
 
 /* ---- the end ---- */
 
+gd_status
+gd_volume_remove_new(const gd_env *env, int root, const char *volume,
+                     gd_error *err)
+{
+    char directory[GD_NAME_SIZE], name[GD_NAME_SIZE];
+    id_list list = {
+        .env = env, .prefix = GD_VOLUME_NEW, .status = GD_OK, .err = err};
+    gd_volume_directory(volume, directory);
+    int rc = env->list(env, root, directory, note_id, &list);
+    gd_status s = rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s", directory)
+                         : list.status;
+    for (size_t i = 0; s == GD_OK && i < list.count; i++) {
+        gd_volume_file_name(volume, list.ids[i], name);
+        s = unlink_file(env, root, name, err);
+    }
+    env->release(env, list.ids);
+    return s;
+}
+
 static gd_status
 remove_directory(const gd_env *env, int root, const char *volume,
                  gd_error *err)
@@ -304,12 +324,14 @@ gd_status
 gd_volume_remove(const gd_env *env, int root, const char *volume,
                  gd_error *err)
 {
-    static const char *const files[] = {GD_VOLUME_NEW, GD_VOLUME_CONTROL,
-                                        GD_VOLUME_LOCK};
+    static const char *const files[] = {GD_VOLUME_CONTROL, GD_VOLUME_LOCK};
     char directory[GD_NAME_SIZE];
     char name[GD_NAME_SIZE];
     gd_volume_directory(volume, directory);
     gd_status s = remove_journals(env, root, volume, directory, err);
+    if (s == GD_OK) {
+        s = gd_volume_remove_new(env, root, volume, err);
+    }
     for (size_t i = 0; s == GD_OK && i < sizeof files / sizeof *files; i++) {
         /* The lock goes when nothing else can come back. */
         if (i + 1 == sizeof files / sizeof *files) {

@@ -29,6 +29,11 @@ gd_status gd_volume_unlink_journal(const gd_env *env, int root,
                                    const char *volume, uint32_t number,
                                    gd_error *err);
 
+/* Removes the files of new journals that owners before have left (V2).
+ * REQUIRES: the owner's lock; this owner has none. */
+gd_status gd_volume_remove_new(const gd_env *env, int root,
+                               const char *volume, gd_error *err);
+
 /* Deletes the volume's recipes, except those that are marked, and the base if
  * it has a size (V7).  marks: sorted. */
 gd_status gd_volume_delete_recipes(gd_repo *repo, const gd_volume_head *head,

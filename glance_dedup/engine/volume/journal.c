@@ -54,14 +54,6 @@ checksum_marks(const gd_env *env, const gd_volume_head *head,
     return GD_OK;
 }
 
-static gd_status
-draw_seed(const gd_env *env, uint64_t *seed, gd_error *err)
-{
-    int rc = env->random(env, seed, sizeof *seed);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot draw a random number")
-                  : GD_OK;
-}
-
 gd_status
 gd_journal_sync(const gd_journal *journal, gd_error *err)
 {
@@ -83,17 +75,17 @@ hold(const gd_journal *journal, gd_error *err)
 }
 
 /* The new file takes its name (V2).  A link does not replace the journal of an
- * owner that came after this one (V1). */
+ * owner that came after this one (V1).  Only this owner has made a file of the
+ * name that it had before. */
 static gd_status
 give_name(const char *volume, const gd_journal *journal, bool *named,
           gd_error *err)
 {
     const gd_env *env = journal->env;
-    char directory[GD_NAME_SIZE], from[GD_NAME_SIZE];
+    char directory[GD_NAME_SIZE];
     bool same = false;
     gd_volume_directory(volume, directory);
-    gd_volume_file_name(volume, GD_VOLUME_NEW, from);
-    int rc = env->linkat(env, journal->root, from, journal->name);
+    int rc = env->linkat(env, journal->root, journal->new_name, journal->name);
     if (rc < 0) {
         /* A link can succeed and report an error. */
         gd_status s = gd_find_same(env, journal->fd, journal->root,
@@ -105,40 +97,43 @@ give_name(const char *volume, const gd_journal *journal, bool *named,
                        "this one was cut off, and lost its lock", volume);
     }
     if (rc < 0 && !(rc == -EEXIST && same)) {
-        return gd_fail_errno(err, -rc, "cannot link %s", from);
+        return gd_fail_errno(err, -rc, "cannot link %s", journal->new_name);
     }
     *named = true;
-    (void)env->unlinkat(env, journal->root, from);
+    (void)env->unlinkat(env, journal->root, journal->new_name);
     return gd_sync_dir(env, journal->root, directory, err);
 }
 
-/* Opens the file of a new journal, under the name of files without one: that of
- * the spare if it still has this name, else a new one.  The spare holds its lock
- * since it was made, and does not take it again: if the server dropped it, no
- * other journal is to be written by this owner either. */
+/* Opens the file of a new journal: the spare, or a new one.  The spare holds its
+ * lock since it was made, and does not take it again: if the server dropped it,
+ * no other journal is to be written by this owner either. */
 static gd_status
-open_new(const gd_env *env, int root, const char *name, gd_journal *spare,
-         gd_journal *journal, gd_error *err)
+open_new(const char *volume, gd_journal *spare, gd_journal *journal,
+         gd_error *err)
 {
-    if (spare != NULL && gd_same_file(env, spare->fd, root, name)) {
+    const gd_env *env = journal->env;
+    if (spare != NULL) {
         journal->fd = spare->fd;
         journal->ahead = spare->ahead;
+        memcpy(journal->new_name, spare->new_name, sizeof spare->new_name);
         spare->fd = -1;
+        gd_journal_close(spare);
         return GD_OK;
     }
-    (void)env->unlinkat(env, root, name); /* of an owner that died */
-    GD_TRY(gd_file_create(env, root, name, O_RDWR, &journal->fd, err));
+    GD_TRY(gd_volume_draw_new_name(env, volume, journal->new_name, err));
+    GD_TRY(gd_file_create(env, journal->root, journal->new_name, O_RDWR,
+                          &journal->fd, err));
     return hold(journal, err);
 }
 
 static gd_status
-fill_new(const gd_env *env, const char *name, gd_volume_head *head,
-         const gd_volume_mark *marks, const gd_journal *journal,
-         gd_error *err)
+fill_new(gd_volume_head *head, const gd_volume_mark *marks,
+         const gd_journal *journal, gd_error *err)
 {
-    GD_TRY(draw_seed(env, &head->seed, err));
+    const gd_env *env = journal->env;
+    GD_TRY(gd_random(env, &head->seed, sizeof head->seed, err));
     GD_TRY(checksum_marks(env, head, marks, &head->marks_checksum, err));
-    return write_head(env, journal->fd, name, head, marks, err);
+    return write_head(env, journal->fd, journal->new_name, head, marks, err);
 }
 
 static void
@@ -171,7 +166,6 @@ gd_journal_begin(const gd_env *env, int root, const char *volume,
                  gd_volume_head *head, const gd_volume_mark *marks,
                  gd_journal *spare, gd_journal **out, gd_error *err)
 {
-    char name[GD_NAME_SIZE];
     gd_journal *journal = NULL;
     gd_status s = head->journal > 0
                       ? GD_OK
@@ -182,20 +176,18 @@ gd_journal_begin(const gd_env *env, int root, const char *volume,
         journal = allocate(env, root, volume, head->journal, err);
         s = journal == NULL ? GD_NOMEM : GD_OK;
     }
-    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
-    if (s == GD_OK) {
-        s = open_new(env, root, name, spare, journal, err);
+    if (s != GD_OK) {
+        if (spare != NULL) {
+            gd_journal_abandon(spare);
+        }
+        return s;
     }
-    if (spare != NULL) {
-        gd_journal_close(spare);
-    }
+    s = open_new(volume, spare, journal, err);
     if (s == GD_OK) {
-        s = fill_new(env, name, head, marks, journal, err);
+        s = fill_new(head, marks, journal, err);
     }
     if (s != GD_OK) {
-        if (journal != NULL) {
-            gd_journal_abandon(journal, volume);
-        }
+        gd_journal_abandon(journal);
         return s;
     }
     begin_fields(journal, head);
@@ -219,17 +211,16 @@ gd_journal_publish(gd_journal *journal, const char *volume, bool *named,
     } else if (*named) {
         gd_journal_close(journal);
     } else {
-        gd_journal_abandon(journal, volume);
+        gd_journal_abandon(journal);
     }
     return s;
 }
 
 void
-gd_journal_abandon(gd_journal *journal, const char *volume)
+gd_journal_abandon(gd_journal *journal)
 {
-    char name[GD_NAME_SIZE];
-    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
-    (void)journal->env->unlinkat(journal->env, journal->root, name);
+    const gd_env *env = journal->env;
+    (void)env->unlinkat(env, journal->root, journal->new_name);
     gd_journal_close(journal);
 }
 
@@ -268,25 +259,16 @@ bool
 gd_journal_retire(gd_journal *journal, const char *volume)
 {
     const gd_env *env = journal->env;
-    char name[GD_NAME_SIZE];
-    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
     if (journal->ahead < journal->reached) {
         journal->ahead = journal->reached;
     }
+    /* No name that a file has: a rename to another name of the same file would
+     * do nothing and report success. */
     return cut(journal, GD_JOURNAL_MAX_SPARE) &&
-           env->renameat(env, journal->root, journal->name, name) == 0;
-}
-
-void
-gd_journal_remove_spare(gd_journal *spare, const char *volume)
-{
-    const gd_env *env = spare->env;
-    char name[GD_NAME_SIZE];
-    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
-    if (gd_same_file(env, spare->fd, spare->root, name)) {
-        (void)env->unlinkat(env, spare->root, name);
-    }
-    gd_journal_close(spare);
+           gd_volume_draw_new_name(env, volume, journal->new_name, NULL) ==
+               GD_OK &&
+           env->renameat(env, journal->root, journal->name,
+                         journal->new_name) == 0;
 }
 
 void

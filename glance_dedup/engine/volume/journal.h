@@ -24,6 +24,7 @@ typedef struct gd_journal {
     int root;
     int fd;
     char name[GD_NAME_SIZE];
+    char new_name[GD_NAME_SIZE]; /* of the file before it has that name */
     uint32_t number;
     uint64_t seed;
     uint64_t size;     /* of the volume, when the journal was begun */
@@ -52,8 +53,8 @@ gd_status gd_journal_begin(const gd_env *env, int root, const char *volume,
  * with this number.  Closes the journal if it fails. */
 gd_status gd_journal_publish(gd_journal *journal, const char *volume,
                              bool *named, gd_error *err);
-/* Removes and closes a journal that has no name. */
-void gd_journal_abandon(gd_journal *journal, const char *volume);
+/* Removes and closes a journal that has no name yet, or was retired. */
+void gd_journal_abandon(gd_journal *journal);
 /* The first two in one. */
 gd_status gd_journal_create(const gd_env *env, int root, const char *volume,
                             gd_volume_head *head, const gd_volume_mark *marks,
@@ -79,9 +80,6 @@ enum { GD_JOURNAL_MAX_SPARE = 64 << 20 }; /* bytes of a file that is kept */
  * REQUIRES: this owner made the journal, all that it has is stored, durably,
  * and nobody reads it. */
 bool gd_journal_retire(gd_journal *journal, const char *volume);
-/* Removes and closes a journal that was retired, unless another file has taken
- * its place. */
-void gd_journal_remove_spare(gd_journal *spare, const char *volume);
 /* Gives back what the file has behind the records.  It need not succeed. */
 void gd_journal_trim(gd_journal *journal);
 

@@ -220,16 +220,17 @@ has_rest(const gd_volume *volume)
 static gd_status
 enter_copy(void *arg, gd_journal *to, const gd_append *append, gd_error *err)
 {
-    gd_volume *volume = arg;
+    gd_overlay *copies = arg;
     uint64_t ignored = 0;
     const gd_piece piece = gd_journal_piece(to, &append->record, append->at);
-    return gd_overlay_put(&volume->fresh, &piece, &ignored, err);
+    return gd_overlay_put(copies, &piece, &ignored, err);
 }
 
-/* The stale overlay has the copied records, too.  The fresh one is over it, and
- * storing them twice gives the same bytes. */
+/* The stale overlay has the copied records, too.  That of the copies comes over
+ * it, and storing them twice gives the same bytes. */
 static gd_status
-copy_tails(gd_volume *volume, gd_journal *to, gd_error *err)
+copy_tails(const gd_volume *volume, gd_journal *to, gd_overlay *copies,
+           gd_error *err)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < volume->frozen_count; i++) {
@@ -241,43 +242,89 @@ copy_tails(gd_volume *volume, gd_journal *to, gd_error *err)
     }
     for (size_t i = 0; i < volume->frozen_count; i++) {
         const gd_journal_tail tail = tail_of(volume, i);
-        GD_TRY(gd_journal_tail_copy(&tail, to, enter_copy, volume, err));
+        GD_TRY(gd_journal_tail_copy(&tail, to, enter_copy, copies, err));
     }
     return GD_OK;
 }
 
-/* Makes the journal, which has the copies before it has its name. */
+/* Makes the journal, which has the copies before it has its name.  Reads go on
+ * meanwhile, so nobody else sees it. */
 static gd_status
-make_journal(gd_volume *volume, gd_volume_head *head,
-             const gd_volume_mark *marks, gd_journal **made, bool *named,
-             gd_error *err)
+make_journal(const gd_volume *volume, gd_volume_head *head,
+             const gd_volume_mark *marks, gd_journal **made,
+             gd_overlay *copies, bool *named, gd_error *err)
 {
     gd_repo *repo = volume->repo;
     GD_TRY(gd_journal_begin(repo->env, repo->root, volume->name, head, marks,
                             NULL, made, err));
-    gd_status s = copy_tails(volume, *made, err);
+    gd_status s = copy_tails(volume, *made, copies, err);
     if (s != GD_OK) {
-        gd_journal_abandon(*made, volume->name);
-    } else {
-        s = gd_journal_publish(*made, volume->name, named, err);
+        gd_journal_abandon(*made);
+        return s;
     }
-    if (s != GD_OK) {
-        gd_overlay_clear(&volume->fresh);
+    return gd_journal_publish(*made, volume->name, named, err);
+}
+
+/* The owner's own journal becomes the active one.  rest: those that were found
+ * stay frozen. */
+static void
+adopt(gd_volume *volume, const gd_volume_head *head, gd_journal *made,
+      gd_overlay *copies, bool rest)
+{
+    pthread_mutex_lock(&volume->mutex);
+    gd_volume_counters counters = volume->head.counters;
+    gd_journal *newest = volume->waiting ? volume->active : NULL;
+    volume->head = *head;
+    volume->head.counters = counters;
+    volume->active = made;
+    volume->fresh = *copies;
+    volume->recovered = rest;
+    if (!rest) {
+        gd_volume_release_frozen(volume);
+        gd_overlay_clear(&volume->stale);
     }
-    return s;
+    if (newest != NULL) {
+        gd_volume_release_journal(newest);
+    }
+    volume->waiting = false;
+    volume->broken = (gd_error){.status = GD_OK};
+    pthread_mutex_unlock(&volume->mutex);
+}
+
+static void
+remove_unneeded(const gd_volume *volume)
+{
+    gd_repo *repo = volume->repo;
+    uint32_t *numbers;
+    size_t count;
+    if (gd_volume_list_journals(repo->env, repo->root, volume->name, &numbers,
+                                &count, NULL) != GD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (numbers[i] < volume->head.needed) {
+            (void)gd_volume_unlink_journal(repo->env, repo->root, volume->name,
+                                           numbers[i], NULL);
+        }
+    }
+    repo->env->release(repo->env, numbers);
 }
 
 /* Begins the owner's own journal (V4), and removes recipes that are not needed
- * (V7).  *named: it may have its name, also after an error. */
+ * (V7).  *named: it may have its name, also after an error.
+ * REQUIRES: checkpointing, or that nobody else has the volume yet. */
 static gd_status
 begin_journal(gd_volume *volume, bool *named, gd_error *err)
 {
     gd_repo *repo = volume->repo;
-    gd_volume_head head = volume->head;
+    gd_volume_head head;
     gd_volume_mark *marks = NULL;
     gd_journal *made;
+    gd_overlay copies;
     bool rest = has_rest(volume);
     *named = false;
+    gd_overlay_init(&copies, repo->env);
+    gd_volume_copy_head(volume, &head);
     head.journal++;
     head.base_size = gd_volume_base_needed(volume);
     head.needed = rest ? volume->head.needed : head.journal;
@@ -285,21 +332,20 @@ begin_journal(gd_volume *volume, bool *named, gd_error *err)
         rest ? tail_of(volume, volume->frozen_count - 1).from : 0;
     gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
     if (s == GD_OK) {
-        s = make_journal(volume, &head, marks, &made, named, err);
+        s = make_journal(volume, &head, marks, &made, &copies, named, err);
     }
-    if (s == GD_OK) {
-        volume->active = made;
-        volume->recovered = rest;
-        if (!rest) {
-            gd_volume_release_frozen(volume);
-            gd_overlay_clear(&volume->stale);
-        }
+    if (s != GD_OK) {
+        gd_overlay_clear(&copies);
+    } else {
+        adopt(volume, &head, made, &copies, rest);
         /* The journals that were read, and are removed now, belong to us. */
-        s = gd_volume_revalidate(volume, volume->active, err);
+        s = gd_volume_revalidate(volume, made, err);
     }
     if (s == GD_OK) {
-        volume->head = head;
-        s = gd_volume_delete_recipes(repo, &head, marks, head.marks, err);
+        /* The rest is garbage, which the next owner deletes (V7, V8).  It is no
+         * reason to copy the tail again. */
+        (void)gd_volume_delete_recipes(repo, &head, marks, head.marks, NULL);
+        remove_unneeded(volume);
     }
     repo->env->release(repo->env, marks);
     return s;
@@ -319,27 +365,6 @@ wait_for_space(gd_volume *volume, const gd_error *why)
 }
 
 static gd_status
-remove_unneeded(const gd_volume *volume, gd_error *err)
-{
-    gd_repo *repo = volume->repo;
-    uint32_t *numbers;
-    size_t count;
-    gd_status s = gd_volume_list_journals(repo->env, repo->root, volume->name,
-                                          &numbers, &count, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        if (numbers[i] < volume->head.needed) {
-            s = gd_volume_unlink_journal(repo->env, repo->root, volume->name,
-                                         numbers[i], err);
-        }
-    }
-    repo->env->release(repo->env, numbers);
-    return s;
-}
-
-static gd_status
 pass_on(const gd_error *why, gd_error *err)
 {
     if (err != NULL) {
@@ -353,37 +378,39 @@ gd_volume_recover(gd_volume *volume, gd_error *err)
 {
     bool named;
     gd_error why;
+    gd_repo *repo = volume->repo;
     GD_TRY(read_journals(volume, err));
+    (void)gd_volume_remove_new(repo->env, repo->root, volume->name, NULL);
     gd_status s = begin_journal(volume, &named, &why);
     if (s == GD_NOSPACE && !named) {
         wait_for_space(volume, &why);
         return GD_OK;
     }
-    return s == GD_OK ? remove_unneeded(volume, err) : pass_on(&why, err);
+    return s == GD_OK ? s : pass_on(&why, err);
 }
 
 gd_status
 gd_volume_take_up(gd_volume *volume, gd_error *err)
 {
     bool named;
+    gd_error why;
     pthread_mutex_lock(&volume->mutex);
-    if (!volume->waiting) {
-        pthread_mutex_unlock(&volume->mutex);
+    bool waiting = volume->waiting;
+    pthread_mutex_unlock(&volume->mutex);
+    if (!waiting) {
         return GD_OK;
     }
-    gd_journal *newest = volume->active;
-    gd_error why;
     gd_status s = begin_journal(volume, &named, &why);
-    if (s == GD_OK || named) {
+    if (s == GD_OK) {
+        return s;
+    }
+    if (named) {
+        /* The next owner may find the new journal. */
+        pthread_mutex_lock(&volume->mutex);
         volume->waiting = false;
-        volume->broken = (gd_error){.status = GD_OK};
-        if (volume->active != newest) {
-            gd_volume_release_journal(newest);
-        }
+        volume->broken = why;
+        pthread_cond_broadcast(&volume->changed);
+        pthread_mutex_unlock(&volume->mutex);
     }
-    if (s != GD_OK && named) {
-        gd_volume_set_broken(volume, &why);
-    }
-    pthread_mutex_unlock(&volume->mutex);
-    return s == GD_OK ? remove_unneeded(volume, err) : pass_on(&why, err);
+    return pass_on(&why, err);
 }

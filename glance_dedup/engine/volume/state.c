@@ -32,7 +32,7 @@ void
 gd_volume_drop_spare(gd_volume *volume)
 {
     if (volume->spare != NULL) {
-        gd_journal_remove_spare(volume->spare, volume->name);
+        gd_journal_abandon(volume->spare);
         volume->spare = NULL;
     }
 }

@@ -45,6 +45,18 @@ gd_volume_journal_name(const char *volume, uint32_t number,
     gd_volume_file_name(volume, base, name);
 }
 
+gd_status
+gd_volume_draw_new_name(const gd_env *env, const char *volume,
+                        char name[GD_NAME_SIZE], gd_error *err)
+{
+    uint64_t number;
+    char base[32];
+    GD_TRY(gd_random(env, &number, sizeof number, err));
+    snprintf(base, sizeof base, GD_VOLUME_NEW ".%016" PRIx64, number);
+    gd_volume_file_name(volume, base, name);
+    return GD_OK;
+}
+
 bool
 gd_volume_journal_parse(const char *base, uint32_t *number)
 {

@@ -9,13 +9,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/base/env.h"
 #include "engine/base/status.h"
 #include "engine/format/names.h"
 
 enum { GD_VOLUME_NAME_MAX = 64 };
 
 #define GD_VOLUME_LOCK "lock"
-#define GD_VOLUME_NEW "journal.new"
+#define GD_VOLUME_NEW "journal.new" /* begins the names of new journals */
 #define GD_VOLUME_CONTROL "control"
 
 /* GD_INVALID unless the name has 1 to 64 characters of A-Z a-z 0-9 _ -. */
@@ -26,6 +27,9 @@ void gd_volume_file_name(const char *volume, const char *file,
                          char name[GD_NAME_SIZE]);
 void gd_volume_journal_name(const char *volume, uint32_t number,
                             char name[GD_NAME_SIZE]);
+/* Draws a name for a new journal, that no other process has (V2). */
+gd_status gd_volume_draw_new_name(const gd_env *env, const char *volume,
+                                  char name[GD_NAME_SIZE], gd_error *err);
 /* base is a name inside the volume's directory. */
 bool gd_volume_journal_parse(const char *base, uint32_t *number);
 

@@ -56,8 +56,9 @@ gd_volume_is_worth_checkpoint(gd_volume *volume)
     uint64_t cost = volume->head.part_size / PART_SHARE;
     cost = cost < MIN_PART_BYTES ? MIN_PART_BYTES : cost;
     bool worth =
-        active->records > 0 &&
-        touches_at_most(volume, (active->end - active->start) / cost);
+        volume->frozen_count > 0 /* a checkpoint that failed */ ||
+        (active->records > 0 &&
+         touches_at_most(volume, (active->end - active->start) / cost));
     pthread_mutex_unlock(&volume->mutex);
     return worth;
 }
@@ -85,6 +86,13 @@ wait_for_room(gd_volume *volume, gd_error *err)
 static gd_status
 require_room(gd_volume *volume, uint64_t bytes, gd_error *err)
 {
+    pthread_mutex_lock(&volume->mutex);
+    const gd_journal *active = volume->active;
+    bool is_ahead = active->ahead >= active->end + bytes;
+    pthread_mutex_unlock(&volume->mutex);
+    if (is_ahead) {
+        return GD_OK; /* the file has the room */
+    }
     gd_status s = gd_repo_require_room(volume->repo, bytes, err);
     if (s != GD_NOSPACE) {
         return s;
@@ -94,6 +102,20 @@ require_room(gd_volume *volume, uint64_t bytes, gd_error *err)
     gd_volume_drop_spare(volume);
     pthread_mutex_unlock(&volume->mutex);
     return had_spare ? gd_repo_require_room(volume->repo, bytes, err) : s;
+}
+
+/* The reserve is a guess: the file system may have no room, too.
+ * REQUIRES: the mutex. */
+static gd_status
+append_or_drop_spare(gd_volume *volume, gd_append *appends, size_t count,
+                     gd_error *err)
+{
+    gd_status s = gd_journal_append(volume->active, appends, count, err);
+    if (s == GD_NOSPACE && volume->spare != NULL) {
+        gd_volume_drop_spare(volume);
+        s = gd_journal_append(volume->active, appends, count, err);
+    }
+    return s;
 }
 
 static gd_status
@@ -113,7 +135,7 @@ append_records(gd_volume *volume, gd_append *appends, size_t count,
                         appends[count - 1].record.length, err);
     }
     if (s == GD_OK) {
-        s = gd_journal_append(volume->active, appends, count, err);
+        s = append_or_drop_spare(volume, appends, count, err);
     }
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         s = gd_volume_enter(volume, &appends[i], err);

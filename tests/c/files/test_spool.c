@@ -742,6 +742,33 @@ TEST_WITH(test_several_are_deleted, setup(), teardown())
     gd_locks_unlock_image(x.env, lock);
 }
 
+static int held_lock;
+
+static void
+unlock_held(const gd_env *env, unsigned ms)
+{
+    (void)env;
+    (void)ms;
+    if (held_lock >= 0) {
+        gd_locks_unlock_image(x.env, held_lock);
+        held_lock = -1;
+    }
+}
+
+/* What another process has locked for a moment is deleted, too. */
+TEST_WITH(test_locked_one_of_several, setup(), teardown())
+{
+    store("a", 4096, NULL);
+    store("b", 4096, NULL);
+    CHECK_INT(gd_locks_lock_image(x.env, x.root, "b", 0, &held_lock, &x.err),
+              GD_OK);
+    x.params.lock_timeout_ms = 10000;
+    w.env.sleep_ms = unlock_held;
+    CHECK_INT(delete_several(), GD_OK);
+    CHECK_INT(held_lock, -1);
+    CHECK_INT(scratch_count(&x, "images", "", NULL), 0);
+}
+
 /* One that fails does not keep the others from being deleted; without a sync of
  * the spool, none is. */
 TEST(test_deleting_several_fails)

@@ -52,7 +52,7 @@ setup(void)
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks,
                                 NULL, &t.journal, &named, &t.x.err), GD_OK);
     CHECK(named);
-    CHECK(!scratch_exists(&t.x, "volumes/disk/journal.new"));
+    CHECK_INT(scratch_count(&t.x, "volumes/disk", "journal.new", NULL), 0);
     t.number = 3;
     t.at[0] = t.journal->end;
     CHECK_INT(t.at[0], 8192);
@@ -630,7 +630,13 @@ TEST(test_no_zeros_ahead)
 /* ---- recycling (V10) ---- */
 
 #define RECYCLED "volumes/disk/journal-00000004"
-#define SPARE "volumes/disk/journal.new"
+
+/* The number of files without a journal's name. */
+static unsigned
+spares(void)
+{
+    return (unsigned)scratch_count(&t.x, "volumes/disk", "journal.new", NULL);
+}
 
 enum { OLD_ROOM = 1 << 16 };
 
@@ -672,7 +678,7 @@ setup_recycled(void)
     CHECK_INT(t.journal->durable, start);
     CHECK_INT(t.journal->ahead, end);
     CHECK_INT(scratch_size(&t.x, RECYCLED), (int64_t)end);
-    CHECK(!scratch_exists(&t.x, JOURNAL) && !scratch_exists(&t.x, SPARE));
+    CHECK(!scratch_exists(&t.x, JOURNAL) && spares() == 0);
 }
 
 /* Wherever the new records end, none of the old ones is found behind them: they
@@ -748,23 +754,43 @@ TEST_WITH(test_order_of_recycling, setup(), teardown())
     check_scan(0, GD_OK, 0);
 }
 
-/* Another file has the spare's name: the spare is not used. */
-TEST_WITH(test_spare_of_another_owner, setup(), teardown())
+/* An owner that was cut off makes its next journal while the next owner does: the
+ * name leads to the next owner's file. */
+TEST_WITH(test_two_owners_make_a_journal, setup(), teardown())
 {
     bool named;
+    gd_journal *mine, *other, *found_one;
+    gd_volume_mark *read_marks;
+    gd_volume_head head, other_head = t.head;
+    other_head.journal = ++t.head.journal;
+    CHECK_INT(gd_journal_begin(t.x.env, t.x.root, VOLUME, &t.head, marks,
+                               NULL, &mine, &t.x.err), GD_OK);
+    CHECK_INT(gd_journal_begin(t.x.env, t.x.root, VOLUME, &other_head, marks,
+                               NULL, &other, &t.x.err), GD_OK);
+    CHECK_INT(gd_journal_publish(mine, VOLUME, &named, &t.x.err), GD_OK);
+    CHECK_INT(gd_journal_publish(other, VOLUME, &named, &t.x.err), GD_BUSY);
+    CHECK(!named);
+    CHECK_INT(gd_journal_open(t.x.env, t.x.root, VOLUME, 4,
+                              t.x.params.repository_id, &found_one, &head,
+                              &read_marks, &t.x.err), GD_OK);
+    CHECK(head.seed == t.head.seed);
+    t.x.env->release(t.x.env, read_marks);
+    gd_journal_close(found_one);
+    gd_journal_close(mine);
+    CHECK_INT(spares(), 0);
+}
+
+/* A journal that cannot be begun leaves no file, and no spare. */
+TEST_WITH(test_failed_begin_removes_the_spare, setup(), teardown())
+{
     gd_journal *made, *spare = t.journal;
-    append_some(true);
     t.journal = NULL;
     CHECK(gd_journal_retire(spare, VOLUME));
-    CHECK(unlinkat(t.x.root, SPARE, 0) == 0);
-    scratch_write(&t.x, SPARE, "x", 1, 0);
-    t.number = ++t.head.journal;
-    t.count = 0;
-    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks,
-                                spare, &made, &named, &t.x.err), GD_OK);
-    CHECK_INT(scratch_size(&t.x, RECYCLED), 8192);
-    check_scan(0, GD_OK, 0);
-    gd_journal_close(made);
+    CHECK_INT(spares(), 1);
+    t.head.journal = 0;
+    CHECK_INT(gd_journal_begin(t.x.env, t.x.root, VOLUME, &t.head, marks,
+                               spare, &made, &t.x.err), GD_INVALID);
+    CHECK_INT(spares(), 0);
 }
 
 /* Whatever fails, there is a whole journal or none, and no spare is left
@@ -803,7 +829,7 @@ TEST_WITH(test_long_file_is_cut, setup(), teardown())
     scratch_truncate(&t.x, JOURNAL, t.journal->ahead);
     gd_journal *spare = t.journal;
     CHECK(gd_journal_retire(spare, VOLUME));
-    CHECK_INT(scratch_size(&t.x, SPARE), GD_JOURNAL_MAX_SPARE);
+    CHECK_INT(scratch_size(&t.x, spare->new_name), GD_JOURNAL_MAX_SPARE);
     t.number = ++t.head.journal;
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks,
                                 spare, &t.journal, &named, &t.x.err), GD_OK);
@@ -832,7 +858,7 @@ TEST_WITH(test_spare_is_removed, setup(), teardown())
     gd_journal *spare = t.journal;
     t.journal = NULL;
     CHECK(gd_journal_retire(spare, VOLUME));
-    gd_journal_remove_spare(spare, VOLUME);
+    gd_journal_abandon(spare);
     CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 0);
 }
 
@@ -884,8 +910,8 @@ copy_from(uint64_t from)
     gd_status s = gd_journal_tail_copy(&tail, made, note_copy, &t, &t.x.err);
     gd_journal_close(found_one);
     if (s != GD_OK) {
-        gd_journal_abandon(made, VOLUME);
-        CHECK(!scratch_exists(&t.x, SPARE));
+        gd_journal_abandon(made);
+        CHECK_INT(spares(), 0);
         return s;
     }
     CHECK_INT(gd_journal_publish(made, VOLUME, &named, &t.x.err), GD_OK);
@@ -1054,7 +1080,7 @@ TEST_WITH(test_order_of_creating, setup(), teardown())
     fault_env_start_trace(&t.x.f);
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
                                 NULL, &other, &named, &t.x.err), GD_OK);
-    scratch_check_trace(&t.x, "unlinkat pwritev fdatasync linkat unlinkat "
+    scratch_check_trace(&t.x, "pwritev fdatasync linkat unlinkat "
                         "fsync");
     gd_journal_close(other);
 }

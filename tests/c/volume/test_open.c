@@ -492,7 +492,7 @@ TEST(test_checkpoint_goes_on)
 {
     for (uint64_t nth = 1; nth <= 3; nth++) {
         begin(false);
-        fault_env_fail(FAULTS, FAULT_LINKAT, nth, EIO, false);
+        fault_env_fail(FAULTS, FAULT_LINKAT, nth, EIO, true);
         CHECK_INT(model_checkpoint(), GD_IO);
         fault_env_heal(FAULTS);
         model_compare();
@@ -764,7 +764,12 @@ TEST(test_no_room_for_copies)
 
 /* ---- recycled journals (V10) ---- */
 
-#define SPARE "volumes/disk/journal.new"
+static unsigned
+spares(void)
+{
+    return (unsigned)scratch_count(&the_scratch, "volumes/disk",
+                                   "journal.new", NULL);
+}
 
 /* The inode of the active journal's file. */
 static ino_t
@@ -790,7 +795,7 @@ TEST(test_journals_are_recycled)
         CHECK_OK(model_flush());
         CHECK_OK(model_write(0, 1));
         CHECK_OK(model_checkpoint());
-        CHECK(scratch_exists(&the_scratch, SPARE));
+        CHECK_INT(spares(), 1);
         CHECK_INT(scratch_count(&the_scratch, "volumes/disk", "journal-",
                                 NULL), 1);
         CHECK(i < 2 || inodes[i] == inodes[i - 2]);
@@ -804,7 +809,7 @@ TEST(test_journals_are_recycled)
     CHECK(journal_size() > (int64_t)info.journal_bytes + P * 512);
     gd_volume_give_up_space(the_volume);
     CHECK_INT(journal_size(), info.journal_bytes);
-    CHECK(!scratch_exists(&the_scratch, SPARE));
+    CHECK_INT(spares(), 0);
     finish();
 }
 
@@ -821,9 +826,9 @@ TEST(test_spare_of_a_former_owner)
         } else {
             model_close();
         }
-        CHECK(scratch_exists(&the_scratch, SPARE) == (dies == 1));
+        CHECK_INT(spares(), dies);
         CHECK_OK(model_open());
-        CHECK(!scratch_exists(&the_scratch, SPARE));
+        CHECK_INT(spares(), 0);
         model_compare();
         finish();
     }
@@ -914,18 +919,149 @@ TEST(test_spare_on_a_full_disk)
 {
     begin(false);
     CHECK_OK(model_checkpoint());
-    CHECK(scratch_exists(&the_scratch, SPARE));
+    CHECK_INT(spares(), 1);
     int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
     FAULTS->env.free_space = little_room;
     the_repo->params.reserve = 64 << 20;
     CHECK_OK(model_write(0, 1));
-    CHECK(scratch_exists(&the_scratch, SPARE));
+    CHECK_INT(spares(), 1);
     CHECK_INT(model_write(0, 4 * P), GD_NOSPACE);
-    CHECK(!scratch_exists(&the_scratch, SPARE));
+    CHECK_INT(spares(), 0);
     FAULTS->env.free_space = real;
     the_repo->params.reserve = 0;
     CHECK_OK(model_checkpoint());
-    CHECK(scratch_exists(&the_scratch, SPARE));
+    CHECK_INT(spares(), 1);
+    finish();
+}
+
+/* The reserve is no matter for a write over bytes that the file has.  If the file
+ * system has no room for another one, the spare goes first. */
+TEST(test_spare_or_a_write)
+{
+    begin(false);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(model_write(0, P));
+        CHECK_OK(model_checkpoint());
+    }
+    CHECK_INT(spares(), 1);
+    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
+    FAULTS->env.free_space = little_room;
+    the_repo->params.reserve = 64 << 20;
+    CHECK_OK(model_write(0, P / 2)); /* more than the room */
+    CHECK_INT(spares(), 1);
+    FAULTS->env.free_space = real;
+    the_repo->params.reserve = 0;
+    fault_env_fail(FAULTS, FAULT_PWRITEV, 1, ENOSPC, false);
+    CHECK_OK(model_write(7, P));
+    fault_env_heal(FAULTS);
+    CHECK_INT(spares(), 0);
+    model_compare();
+    finish();
+}
+
+static int (*real_list)(const gd_env *env, int dir, const char *path,
+                        void (*visit)(void *arg, const char *name), void *arg);
+
+static int
+list_no_images(const gd_env *env, int dir, const char *path,
+               void (*visit)(void *arg, const char *name), void *arg)
+{
+    return strcmp(path, "images") == 0
+               ? -EIO
+               : real_list(env, dir, path, visit, arg);
+}
+
+/* What an owner before has left may stay: the volume is opened. */
+TEST(test_garbage_that_stays)
+{
+    begin(false);
+    model_kill();
+    real_list = FAULTS->env.list;
+    FAULTS->env.list = list_no_images;
+    CHECK_OK(model_open());
+    FAULTS->env.list = real_list;
+    model_compare();
+    finish();
+}
+
+/* Several parts at once fail, so they are stored one at a time. */
+TEST(test_parts_one_at_a_time)
+{
+    uint64_t made;
+    begin(false);
+    CHECK_OK(model_checkpoint());
+    made = checkpoints();
+    for (uint64_t i = 0; i < 4; i++) {
+        CHECK_OK(model_write(i * P, 2));
+    }
+    /* The first is that of the journal's name. */
+    fault_env_fail(FAULTS, FAULT_LINKAT, 4, ENOSPC, false);
+    CHECK_OK(model_checkpoint());
+    fault_env_heal(FAULTS);
+    CHECK_INT(checkpoints(), made + 1);
+    model_compare();
+    finish();
+}
+
+/* A checkpoint that failed is tried again, however little it has to store. */
+TEST(test_failed_checkpoint_is_worth_another)
+{
+    begin(false);
+    CHECK_OK(model_checkpoint());
+    CHECK_OK(model_write(0, 1));
+    CHECK(!gd_volume_is_worth_checkpoint(the_volume));
+    fault_env_fail(FAULTS, FAULT_LINKAT, 2, EIO, true);
+    CHECK(model_checkpoint() != GD_OK);
+    fault_env_heal(FAULTS);
+    CHECK(gd_volume_is_worth_checkpoint(the_volume));
+    CHECK_OK(model_checkpoint());
+    CHECK(!gd_volume_is_worth_checkpoint(the_volume));
+    finish();
+}
+
+static ssize_t (*real_pwritev)(const gd_env *env, int fd,
+                               const struct iovec *iov, int count,
+                               uint64_t offset);
+static unsigned reads_meanwhile;
+
+static ssize_t
+read_in_write(const gd_env *env, int fd, const struct iovec *iov, int count,
+              uint64_t offset)
+{
+    uint8_t got[512];
+    FAULTS->env.pwritev = real_pwritev;
+    CHECK_OK(gd_volume_read(the_volume, got, sizeof got, 0,
+                            &the_scratch.err));
+    if (++reads_meanwhile < 2) { /* one of the head, and one of the copies */
+        FAULTS->env.pwritev = read_in_write;
+    }
+    return real_pwritev(env, fd, iov, count, offset);
+}
+
+/* The volume can be read while the tail is copied. */
+TEST(test_reads_beside_the_copies)
+{
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    model_kill();
+    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
+    FAULTS->env.free_space = little_room;
+    uint64_t reserve = the_repo->params.reserve;
+    the_repo->params.reserve = 64 << 20;
+    CHECK_OK(model_open());
+    FAULTS->env.free_space = real;
+    the_repo->params.reserve = reserve;
+    real_pwritev = FAULTS->env.pwritev;
+    FAULTS->env.pwritev = read_in_write;
+    reads_meanwhile = 0;
+    alarm(120); /* if the read waits for the copies */
+    gd_status s = gd_volume_checkpoint(the_volume, &the_scratch.err);
+    alarm(0);
+    FAULTS->env.pwritev = real_pwritev;
+    CHECK_OK(s);
+    CHECK_INT(reads_meanwhile, 2);
+    model_compare();
     finish();
 }
 
@@ -969,7 +1105,7 @@ TEST(test_failed_write_is_overwritten)
 {
     begin(false);
     fault_env_shorten(FAULTS, 65536 + 56);
-    fault_env_fail(FAULTS, FAULT_PWRITEV, 3, ENOSPC, false);
+    fault_env_fail(FAULTS, FAULT_PWRITEV, 3, ENOSPC, true);
     CHECK_INT(model_write(0, 4 * P), GD_NOSPACE);
     fault_env_heal(FAULTS);
     CHECK_OK(model_write(P, P)); /* as long as their first record */

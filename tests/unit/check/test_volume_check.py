@@ -153,6 +153,7 @@ def test_a_shrunk_volume(repository, volume):
 def test_names_and_modes(repository, volume):
     volume.journal().save()
     volume.write(volume.directory / 'journal.new', b'anything')
+    volume.write(volume.directory / 'journal.new.0123456789abcdef', b'')
     volume.write(volume.directory / 'journal-00000000', b'')
     volume.write(volume.directory / 'else', b'')
     volume.write(volume.lock, b'x')
@@ -413,7 +414,7 @@ def test_lost_in_a_frozen_journal(repository, whole):
     patch(first.path, first.ends[2] + 16, b'\xee')
     found = only(repository)
     assert (found.file, found.offset) == (first.file, first.ends[2])
-    assert f'end at {first.end}' in found.sentence
+    assert f'up to {first.end}:' in found.sentence
 
 
 def test_a_frozen_journal_that_was_cut(repository, whole):
