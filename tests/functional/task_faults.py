@@ -223,7 +223,7 @@ def _make_index(path, state):
     _merge(path, state)
     with (repositories.open_repository(path, codec='none') as repo,
           _without_hints(repo)):
-        repositories.put(repo, 'again', data_of('again'), dedup=False)
+        repositories.put_unaware(repo, 'again', data_of('again'))
     state['again'] = 'there'
 
 

@@ -587,7 +587,7 @@ def test_a_merger_of_a_shard(tmp_path, lost, merges):
         for seed in seeds:
             for name in (f'a-{seed}', f'b-{seed}'):
                 model[name] = maintenance.content(seed)
-                repositories.put(repo, name, model[name], dedup=False)
+                repositories.put_unaware(repo, name, model[name])
     with two_hosts(tmp_path, lost=lost) as both:
         with on(both[1]) as there:
             put(there, 1)

@@ -219,7 +219,7 @@ def test_two_daemons_merge(paths):
             for number in range(200):
                 data = maintenance.content(number, number // 3, blocks=50)
                 for name in (f'image-{number}', f'copy-{number}'):
-                    repositories.put(repo, name, data, dedup=False)
+                    repositories.put_unaware(repo, name, data)
                     model[name] = data
                 shares = [merged(one, 'scanned'), merged(other, 'scanned'),
                           merged(other, 'shards')]

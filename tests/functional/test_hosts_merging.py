@@ -11,6 +11,7 @@ were exchanged.
 
 import contextlib
 import multiprocessing
+import os
 import pathlib
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_image_is_merged_while_another_host_reads_it(both):   # noqa: F811
     data = maintenance.content(1, blocks=40)
     with opened(*both) as (here, there):
         repositories.put(here, 'first', data)
-        repositories.put(there, 'second', data, dedup=False)
+        repositories.put_unaware(there, 'second', data)
         with there.open_image('second') as image:
             assert image.read(1000) == data[:1000]
             assert merge(here) == 1
@@ -82,7 +83,7 @@ def test_long_recipe_is_merged_while_another_host_reads_it(
     data = maintenance.scattered(1, pages=40)
     with opened(*both) as (here, there):
         repositories.put(here, 'first', data)
-        repositories.put(there, 'second', data, dedup=False)
+        repositories.put_unaware(there, 'second', data)
         with there.open_image('second') as image:
             assert image.read(1000) == data[:1000]
             assert merge(here) == 1
@@ -94,11 +95,11 @@ def test_any_host_merges_the_others_images(both):     # noqa: F811
     data = maintenance.content(1, blocks=20)
     with opened(*both) as repos:
         for number in range(4):
-            repositories.put(repos[number % 2], f'image-{number}', data,
-                             dedup=False)
+            repositories.put_unaware(
+                repos[number % 2], f'image-{number}', data)
         for number in range(4, 8):
             here, there = repos if number % 2 else reversed(repos)
-            repositories.put(here, f'image-{number}', data, dedup=False)
+            repositories.put_unaware(here, f'image-{number}', data)
             assert merge(there) == (4 if number == 4 else 1)
         assert freed(repos[0]) == 7 * 20
         contents = {f'image-{number}': data for number in range(8)}
@@ -126,8 +127,8 @@ def test_images_are_merged_and_collected_under_their_readers(
     ended = context.Event()
     with opened(both[0]) as (here,):
         for image_id, seed in seeds.items():
-            repositories.put(here, image_id, maintenance.content(*seed),
-                             dedup=False)
+            repositories.put_unaware(
+                here, image_id, maintenance.content(*seed))
         readers = [context.Process(
             target=read_on, args=(str(shared(both[1])), str(both[1].filters),
                                   seeds, ended)) for _ in range(2)]
@@ -143,8 +144,8 @@ def test_images_are_merged_and_collected_under_their_readers(
                     name = f'copy-of-{image_id}'
                     with contextlib.suppress(exceptions.ImageNotFound):
                         here.delete(name)
-                    repositories.put(here, name, maintenance.content(
-                        *seeds[image_id]), dedup=False)
+                    repositories.put_unaware(here, name, maintenance.content(
+                        *seeds[image_id]))
         finally:
             ended.set()
             for reader in readers:
@@ -170,8 +171,9 @@ def test_volume_is_merged_while_another_host_has_it(hosts):
     with opened(*hosts) as (here, there):
         repositories.put(here, 'image', data)
         openvolumes.create(there, 'disk', MIB)
-        with openvolumes.open_volume(there, 'disk') as volume:
-            volume.set_dedup(False)
+        with (repositories.open_repository(there.path, codec='none',
+                                           index='none') as unaware,
+              openvolumes.open_volume(unaware, 'disk') as volume):
             volume.write(data, 0)
             volume.checkpoint()
             assert volume.read(len(data), 0) == data
@@ -198,10 +200,14 @@ def test_server_of_a_volume_opens_what_was_exchanged(hosts):
     with opened(hosts[0]) as (here,), volume_tools.Server(
             shared(hosts[1]), place) as server:
         repositories.put(here, 'image', data)
-        server.start('--no-dedup')
+        server.start()
         with server.session() as session:
             volume_tools.write(session, 0, data)
-            server.control.snapshot('snapshot')
+            # The server cannot name the image's blocks meanwhile.
+            with repositories.holding(
+                    os.path.join(here.path, 'locks', 'groups'),
+                    repositories.INTENT_BYTE + 1):
+                server.control.snapshot('snapshot')
             assert session.read(0, len(data)) == data
             assert merge(here) == 2     # the snapshot, too
             assert session.read(0, len(data)) == data

@@ -130,6 +130,12 @@ def put(repo, image_id, data, **options):
         return transaction.commit()
 
 
+def put_unaware(repo, image_id, data):
+    """Store an image as a host that does not see the blocks of others."""
+    with open_repository(repo.path, codec='none', index='none') as unaware:
+        return put(unaware, image_id, data)
+
+
 def spool(path, kind='T'):
     return sorted(
         name for name in os.listdir(os.path.join(path, 'spool'))
@@ -223,6 +229,9 @@ class Group:
 
     def state(self, slot):
         return self.entry(slot)[3] >> 61
+
+    def is_nodedup(self, slot):
+        return bool(self.entry(slot)[3] >> 60 & 1)
 
     def list_size(self, segment):
         """Return the bytes of a segment's list of slots; 0: it has none."""
