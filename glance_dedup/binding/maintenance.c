@@ -16,6 +16,7 @@
 #include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 #include "engine/files/spoolfile.h"
+#include "engine/format/index.h"
 #include "engine/maintenance/group_stats.h"
 
 static PyObject *
@@ -481,7 +482,8 @@ pack_entry(const gd_entry *entry, uint8_t out[ENTRY_SIZE])
     gd_put32(out + 32, entry->segment);
     gd_put32(out + 36, entry->plain_length);
     gd_put32(out + 40, entry->stored_length);
-    gd_put32(out + 44, entry->state);
+    gd_put32(out + GD_LISTED_STATE, entry->state);
+    out[GD_LISTED_NODEDUP] = entry->nodedup;
 }
 
 static gd_status

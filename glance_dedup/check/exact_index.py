@@ -331,7 +331,8 @@ class Index:
             return
         expected = self.slots(group.number)
         for slot in range(group.slots):
-            if group.states[slot] == ondisk.GOOD:
+            if (group.states[slot] == ondisk.GOOD
+                    and slot not in group.nodedup):
                 self._blocks.add(_item(
                     group.fingerprint(slot), group.number << 15 | slot,
                     EXPECTED if slot < expected else BLOCK))

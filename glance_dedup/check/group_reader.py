@@ -56,6 +56,8 @@ class Group:
     exact: bool = True          # its minor version is the one known here
     has_lists: bool = False     # segments may have lists of slots
     is_cold: bool = False       # segments are in an object, and are not read
+    nodedup: set[int] = dataclasses.field(
+        default_factory=set)    # slots with that mark
     published: int = 0
     end: int = 0                # of a cold group: its object's length
     size: int = 0
@@ -221,6 +223,11 @@ class GroupReader:
             table = table.ljust(group.data - ondisk.PAGE, b'\0')
             _check_zeros(group, head, table, sectors)
             segments = self._read_entries(group, table)
+            if group.nodedup and not self.has_feature(ondisk.NODEDUP):
+                group.problem(
+                    ondisk.PAGE, 'an entry has the mark nodedup, but '
+                    f'features/{ondisk.NODEDUP} is missing: make that file '
+                    'again', severity=ondisk.DAMAGE)
             self._read_segments(group, f, segments, only)
         return group
 
@@ -396,7 +403,9 @@ class GroupReader:
         at = place & 0xfffff
         length = place >> 20 & 0x1ffff
         stored = place >> 37 & 0x1fffff
-        codec = place >> 58 & 7
+        codec = place >> 58 & 3
+        if place >> 60 & 1:
+            group.nodedup.add(slot)
         if not 1 <= length <= group.largest:
             return f'has a block of {length} bytes'
         if offset < group.data:

@@ -35,7 +35,8 @@ COLD = 3                        # of groups with segments elsewhere
 FORMAT = 1                      # of repository.json
 # Features of the format, in order; the names of files in features/.
 VOLUMES, LISTED_SEGMENTS, COLD_GROUPS = 'volumes', 'listed-segments', 'cold'
-FEATURES = (VOLUMES, LISTED_SEGMENTS, COLD_GROUPS)
+NODEDUP = 'nodedup'
+FEATURES = (VOLUMES, LISTED_SEGMENTS, COLD_GROUPS, NODEDUP)
 # Major versions of block groups, and the feature that each needs.
 GROUP_MAJORS = {MAJOR: None, WITH_LISTS: LISTED_SEGMENTS, COLD: COLD_GROUPS}
 MAX_KEY = 147

@@ -43,8 +43,9 @@ class Put(command.RepositoryCommand, show.ShowOne):
         common.add_scope(parser)
         parser.add_argument(
             '--no-dedup', action='store_true',
-            help='Store every block without looking for it, for data that is '
-            'known to share none. Merging may find its duplicates later.')
+            help='Store every block without looking for it, and never share '
+            'it later: for data that is known to share none, or that is to '
+            'stay a copy.')
         parser.add_argument(
             '--size', type=common.size, metavar='SIZE',
             help='Store the image only if exactly so many bytes come. Give it '

@@ -118,9 +118,9 @@ class Serve(command.RepositoryCommand):
             'all the same.')
         parser.add_argument(
             '--no-dedup', action='store_true',
-            help='Store written blocks without looking for duplicates, for a '
-            'disk of encrypted data or of swap, for example. Merging may find '
-            'them later.')
+            help='Store written blocks without looking for duplicates, and '
+            'never share them later, for a disk of encrypted data or of swap, '
+            'for example.')
         common.add_codec(parser)
 
     def take_action(self, parsed_args):

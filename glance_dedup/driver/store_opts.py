@@ -127,8 +127,8 @@ blocks with images that are stored under the same setting.
 Projects whose uploads are stored without looking for duplicates.
 
 This saves a little time for data that shares no blocks with other
-images. The blocks are stored as usual otherwise. Merging may find
-duplicates among them later.
+images. The blocks stay copies: no later upload shares them, and merging
+does not join them.
 
 Images that are compressed or encrypted as a whole need no such
 option: the store recognises them, and looks for samples only.

@@ -38,6 +38,7 @@ _SLOT_BITS = 15
 _ADDRESS_BITS = 40
 _ENTRY = struct.Struct('<32sII4xB3x')
 _ENTRY_WORDS = ENTRY_BYTES // 4
+_ENTRY_STATE = 44
 _RUN = struct.Struct('<III')
 
 # Pages of extents that are read at once from a whole recipe.
@@ -132,7 +133,7 @@ class Columns(NamedTuple):
 
     segments: array.array
     lengths: array.array
-    states: array.array
+    states: bytes
 
 
 def entries(listing: bytes) -> list[Entry]:
@@ -148,7 +149,8 @@ def entry_at(listing: bytes, index: int) -> Entry:
 def columns(listing: bytes) -> Columns:
     """All entries of a listing from the engine, as columns."""
     words = unpack(listing)
-    return Columns(*(words[at::_ENTRY_WORDS] for at in (8, 9, 11)))
+    return Columns(words[8::_ENTRY_WORDS], words[9::_ENTRY_WORDS],
+                   listing[_ENTRY_STATE::ENTRY_BYTES])
 
 
 def stored_lengths(listing: bytes) -> array.array:

@@ -292,7 +292,8 @@ class _Restoring:
             by_value=parameters.verify == 'bytes', codec='none',
             codec_level=0, threads=0, lock_timeout_ms=0)
         # Before the first group (N15.1).
-        for feature in (features.LISTED_SEGMENTS, features.COLD):
+        for feature in (features.LISTED_SEGMENTS, features.COLD,
+                        features.NODEDUP):
             self._handle.use_feature(feature)
         self._engine = _engine.Maintenance(self._handle)
         head = manifest.head

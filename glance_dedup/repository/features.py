@@ -15,8 +15,9 @@ DIRECTORY = 'features'
 VOLUMES = 'volumes'
 LISTED_SEGMENTS = 'listed-segments'
 COLD = 'cold'
+NODEDUP = 'nodedup'
 #: All features of this program, as ``engine/files/features.h`` numbers them.
-KNOWN = (VOLUMES, LISTED_SEGMENTS, COLD)
+KNOWN = (VOLUMES, LISTED_SEGMENTS, COLD, NODEDUP)
 
 
 def read(path: str) -> list[str]:

@@ -446,7 +446,7 @@ def merging_on_two_hosts(stage):
     The maintainer takes the helper's results, and continues with the index.
     """
     stage.create()
-    with (stage.open() as repo, stage.open() as other,
+    with (stage.open() as repo, stage.open(index='none') as other,
           deeds.maintaining(repo) as maintainer,
           live_hosts.Hosts(stage.path) as hosts,
           helper_daemon.Helper(other, hosts) as helper,
@@ -457,14 +457,32 @@ def merging_on_two_hosts(stage):
         deeds.account(maintainer)
         deeds.merge(maintainer)
         for image in 'bcd':
-            stage.put(other, image, (1, 20), (3, 10), dedup=False)
+            stage.put(other, image, (1, 20), (3, 10))
             shareindex.run_once(helper, pacing.Pace())
         deeds.merge(maintainer)
         stage.delete(repo, 'a')
         deeds.collect(maintainer, live_share=0, evacuate_share=0)
-        stage.put(other, 'e', (1, 20), (4, 10), dedup=False)
+        stage.put(other, 'e', (1, 20), (4, 10))
         shareindex.run_once(helper, pacing.Pace())
         deeds.merge(maintainer)
+
+
+@workload
+def nodedup(stage):
+    """Copies that are meant as copies are merged, moved and freed (I14)."""
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', (1, 20), (2, 40), (1, 20), dedup=False)
+        stage.put(repo, 'b', (1, 20), (3, 20), dedup=False)
+        stage.put(repo, 'c', (1, 20), (2, 40))
+        with deeds.maintaining(repo) as maintainer:
+            deeds.account(maintainer)
+            deeds.merge(maintainer)
+            stage.delete(repo, 'a')
+            deeds.collect(maintainer, live_share=100, evacuate_share=100)
+            deeds.recompress(maintainer)
+            stage.put(repo, 'd', (3, 20), (2, 40), dedup=False)
+            deeds.merge(maintainer)
 
 
 @workload
@@ -591,6 +609,17 @@ def first_volume(stage):
         with recorded_volume.opened(stage, repo, 'first') as volume:
             volume.write(0, 5)
             volume.flush()
+
+
+@workload
+def first_nodedup(stage):
+    """Copies are stored while the process that sets the feature waits."""
+    stage.create()
+    with stage.open() as repo, stage.open() as other:
+        stage.put(repo, 'a', (1, 20))
+        with stage.held('fsync', 'features', lambda: stage.put(
+                repo, 'b', (1, 20), (2, 10), dedup=False)):
+            stage.put(other, 'c', (1, 20), (2, 10), dedup=False)
 
 
 @workload

@@ -50,6 +50,9 @@ _SPOOL = 'glance_dedup/engine/files/spool.c'
 _TRANSACTION = 'glance_dedup/engine/write/transaction.c'
 _IMAGE_DELETE = 'glance_dedup/engine/files/image_delete.c'
 _APPENDER = 'glance_dedup/engine/write/appender.c'
+_PACKER = 'glance_dedup/engine/write/packer.c'
+_BLOCK_COPY = 'glance_dedup/engine/maintenance/blockcopy.c'
+_INDEX = 'glance_dedup/engine/format/index.c'
 _TAIL = 'glance_dedup/engine/write/tailrecovery.c'
 _DIRECT = 'glance_dedup/engine/write/directio.c'
 _GROUP = 'glance_dedup/engine/files/group.c'
@@ -780,6 +783,13 @@ MUTANTS = (
                'TestPlain::test_c[test_grouprewrite_cold-plain]',),
         why_not='it was set when the repository was attached'),
     Mutant(
+        'mark-without-the-feature', 'N15.1', (
+            Edit(_PACKER,
+                 '? gd_repo_try_feature(packer->repo, GD_FEATURE_NODEDUP, '
+                 'err)',
+                 '? (err == NULL ? GD_IO : GD_OK)'),),
+        workload='nodedup'),
+    Mutant(
         'features-not-fsynced', 'N15.1', (
             Edit(_FEATURES,
                  's = gd_sync_dir(env, root, GD_DIR_FEATURES, err);',
@@ -817,6 +827,22 @@ MUTANTS = (
                  '    return s;\n')),
         tests=_FEATURE_TESTS,
         why_not='it takes a newer program'),
+    # -- copies that are meant as copies (I14) ----------------------------
+    Mutant(
+        'index-has-marked-blocks', 'I14', (
+            Edit(_INDEX,
+                 'entry[GD_LISTED_NODEDUP] == 0) {',
+                 'entry[GD_LISTED_NODEDUP] <= 1) {'),),
+        tests=('tests/unit/dedupd/tasks/test_nodedup.py',),
+        why_not='no crash is needed'),
+    Mutant(
+        'mark-is-lost-by-a-move', 'I14', (
+            Edit(_BLOCK_COPY,
+                 'gd_packer_set_nodedup(copy->packer, entry.nodedup);',
+                 'gd_packer_set_nodedup(copy->packer, false);'),),
+        tests=('tests/unit/test_c.py::TestPlain::'
+               'test_c[test_blockcopy-plain]',),
+        why_not='no crash is needed'),
     # -- the exact index --------------------------------------------------
     Mutant(
         'shard-before-the-pairs', 'I8', (

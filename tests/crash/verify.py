@@ -59,6 +59,11 @@ def _is_among(finding, notes):
                for note in notes.get(finding.file.split('/')[0], ()))
 
 
+def _is_shareable(group, slot):
+    """Return whether merging and look-ups find the block."""
+    return slot < group.record()[2] and not group.is_nodedup(slot)
+
+
 def _features_of_group(path):
     """Return the features that a group's file, finished or not, needs."""
     with open(path, 'rb') as f:
@@ -194,21 +199,24 @@ class _Verifier:
             self.delete_volumes()
             self.require_last()
 
+    def groups(self):
+        return {group: repositories.Group(self.path, group)
+                for group in maintenance.groups(self.path)}
+
     def require_merged(self, repo, maintainer):
         """Require that images' blocks are stored once.
 
         Left out are blocks behind a group's published count: no process has
-        recovered them yet, so merging does not find them.
+        recovered them yet, so merging does not find them. Others stay copies
+        (I14).
         """
         if self.expected.damaged or self.expected.harmed:
             return
-        published = {
-            group: repositories.Group(self.path, group).record()[2]
-            for group in maintenance.groups(self.path)}
+        groups = self.groups()
         places = {}
         for image in repo.recipes():
             for group, slot in maintenance.blocks_of(repo, image):
-                if group and slot < published[group]:
+                if group and _is_shareable(groups[group], slot):
                     entry = block_addresses.entry_at(
                         maintainer.engine.entries(group, slot, 1), 0)
                     places.setdefault(entry.fingerprint, set()).add(
@@ -367,14 +375,12 @@ class _Verifier:
                 if not self.expected.is_at_risk(spec):
                     raise
             self.expected.stored(again, spec)
-        published = {
-            group: repositories.Group(self.path, group).record()[2]
-            for group in maintenance.groups(self.path)}
+        groups = self.groups()
         for image, may in sorted(self.expected.images.items()):
             spec = may[0]
             if spec is None or image in self.expected.damaged or any(
-                    slot >= published[group] for group, slot
-                    in maintenance.blocks_of(repo, image)):
+                    group and not _is_shareable(groups[group], slot)
+                    for group, slot in maintenance.blocks_of(repo, image)):
                 continue
             if bytes.fromhex(repo.stat(image).scope) != scopes.GLOBAL:
                 continue

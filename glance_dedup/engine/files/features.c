@@ -22,6 +22,7 @@ static const char *const names[GD_FEATURE_COUNT] = {
     [GD_FEATURE_VOLUMES] = "volumes",
     [GD_FEATURE_LISTED_SEGMENTS] = "listed-segments",
     [GD_FEATURE_COLD] = "cold",
+    [GD_FEATURE_NODEDUP] = "nodedup",
 };
 
 const char *

@@ -17,9 +17,10 @@ typedef enum gd_feature {
     GD_FEATURE_VOLUMES,
     GD_FEATURE_LISTED_SEGMENTS, /* groups of version 2 */
     GD_FEATURE_COLD,            /* groups of version 3 */
+    GD_FEATURE_NODEDUP,         /* entries with the mark nodedup */
 } gd_feature;
 
-enum { GD_FEATURE_COUNT = 3 };
+enum { GD_FEATURE_COUNT = 4 };
 
 /* The name of the feature's file in features/. */
 const char *gd_features_name(gd_feature feature);

@@ -17,7 +17,8 @@ enum {
     OFFSET_BITS = 20,
     LENGTH_BITS = 17,
     STORED_BITS = 21,
-    CODEC_BITS = 3,
+    CODEC_BITS = 2,
+    NODEDUP_BITS = 1,
     STATE_BITS = 3,
 };
 
@@ -44,6 +45,7 @@ gd_entry_encode(const gd_entry *value, uint64_t seed, uint32_t slot,
                 uint8_t out[GD_ENTRY_SIZE])
 {
     uint64_t place = value->state;
+    place = place << NODEDUP_BITS | value->nodedup;
     place = place << CODEC_BITS | value->codec;
     place = place << STORED_BITS | value->stored_length;
     place = place << LENGTH_BITS | value->plain_length;
@@ -80,6 +82,7 @@ gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE], const gd_entry_bounds *bounds,
     value->plain_length = (uint32_t)take(&place, LENGTH_BITS);
     value->stored_length = (uint32_t)take(&place, STORED_BITS);
     value->codec = (uint8_t)take(&place, CODEC_BITS);
+    value->nodedup = take(&place, NODEDUP_BITS) != 0;
     value->state = (uint8_t)take(&place, STATE_BITS);
     bool has_block =
         value->state == GD_ENTRY_LIVE || value->state == GD_ENTRY_DAMAGED;
@@ -145,6 +148,17 @@ is_at(const gd_fptable *store, uint32_t place, uint32_t bits,
 }
 
 void
+gd_fptable_add_unindexed(gd_fptable *store, uint32_t slot,
+                         const gd_fingerprint *fp)
+{
+    store->live[slot / 64] |= UINT64_C(1) << slot % 64;
+    store->fingerprints[slot] = *fp;
+    if (slot >= store->count) {
+        store->count = slot + 1;
+    }
+}
+
+void
 gd_fptable_add(gd_fptable *store, uint32_t slot, const gd_fingerprint *fp)
 {
     uint32_t bits = gd_fptable_bits(store, fp);
@@ -156,11 +170,7 @@ gd_fptable_add(gd_fptable *store, uint32_t slot, const gd_fingerprint *fp)
     if (namesakes < GD_NAMESAKES) {
         store->index[at] = (bits & PLACE_BITS) | (slot + 1);
     }
-    store->live[slot / 64] |= UINT64_C(1) << slot % 64;
-    store->fingerprints[slot] = *fp;
-    if (slot >= store->count) {
-        store->count = slot + 1;
-    }
+    gd_fptable_add_unindexed(store, slot, fp);
 }
 
 gd_status
@@ -175,7 +185,7 @@ gd_fptable_build(const gd_env *env, const uint8_t *raw, uint32_t group,
         gd_entry entry;
         gd_entry_decode(raw + gd_entry_offset(slot) - GD_STORE_START, bounds,
                         slot, &entry);
-        if (entry.state == GD_ENTRY_LIVE) {
+        if (gd_entry_is_shareable(&entry)) {
             gd_fptable_add(store, slot, &entry.fingerprint);
         }
     }

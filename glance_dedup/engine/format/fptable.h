@@ -50,7 +50,15 @@ typedef struct gd_entry {
     uint32_t stored_length; /* of the segment, without its header */
     uint8_t codec;
     uint8_t state;
+    bool nodedup; /* no look-up and no index finds the block (I14) */
 } gd_entry;
+
+/* Returns whether others may find the block by its content. */
+static inline bool
+gd_entry_is_shareable(const gd_entry *entry)
+{
+    return entry->state == GD_ENTRY_LIVE && !entry->nodedup;
+}
 
 /* The limits that an entry, and a segment, is checked against. */
 typedef struct gd_entry_bounds {
@@ -119,7 +127,8 @@ typedef struct gd_fptable {
 } gd_fptable;
 
 /* Builds a store from raw, the sectors of slots [0, count).  Leaves out entries
- * that are not live or do not verify: their blocks are stored again. */
+ * that are not live, do not verify, or have the mark nodedup: their blocks are
+ * stored again. */
 gd_status gd_fptable_build(const gd_env *env, const uint8_t *raw,
                            uint32_t group, uint32_t count,
                            const gd_entry_bounds *bounds, gd_fptable **store,
@@ -132,6 +141,9 @@ void gd_fptable_clear(gd_fptable *store, uint32_t group);
  * only matched.  REQUIRES: slot < slots, not added before. */
 void gd_fptable_add(gd_fptable *store, uint32_t slot,
                     const gd_fingerprint *fp);
+/* The same, but finds do not return the slot: it is only matched. */
+void gd_fptable_add_unindexed(gd_fptable *store, uint32_t slot,
+                              const gd_fingerprint *fp);
 void gd_fptable_free(const gd_env *env, gd_fptable *store);
 
 /* Iterates over the slots with this fingerprint.  *probe starts at 0.  Returns

@@ -33,7 +33,8 @@ gd_index_records(const uint8_t *entries, size_t count, uint32_t group,
     size_t used = 0;
     for (size_t i = 0; i < count; i++) {
         const uint8_t *entry = entries + i * GD_LISTED_ENTRY;
-        if (entry[GD_LISTED_STATE] == GD_ENTRY_LIVE) {
+        if (entry[GD_LISTED_STATE] == GD_ENTRY_LIVE &&
+            entry[GD_LISTED_NODEDUP] == 0) {
             uint64_t address =
                 (uint64_t)group << GD_SLOT_BITS | (first + i);
             gd_index_put_record(out + used * GD_INDEX_RECORD,

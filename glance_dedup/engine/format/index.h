@@ -21,6 +21,7 @@ enum {
     GD_LISTED_ENTRY = 48, /* an entry as Maintenance.entries lists it */
     GD_LISTED_LENGTH = 36, /* offsets in it */
     GD_LISTED_STATE = 44,
+    GD_LISTED_NODEDUP = 45, /* 1: no index has the block (I14) */
 };
 
 /* The fingerprint's part as a number that sorts like its bytes. */

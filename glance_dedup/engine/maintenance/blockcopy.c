@@ -168,6 +168,7 @@ copy_block(gd_block_copy *copy, uint64_t number, gd_error *err)
         copy->packer,
         &gd_address_reader_group(copy->reader)->scope, err);
     if (s == GD_OK) {
+        gd_packer_set_nodedup(copy->packer, entry.nodedup); /* I14 */
         s = gd_packer_add(copy->packer, data, entry.plain_length,
                           &entry.fingerprint, entry.checksum, &to, err);
     }

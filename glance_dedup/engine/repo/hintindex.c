@@ -59,7 +59,7 @@ add(gd_hintindex *index, const gd_entry_range *range)
         if (i + AHEAD < range->count) {
             gd_filter_prefetch(filter, &entries[i + AHEAD].fingerprint);
         }
-        if (entries[i].state == GD_ENTRY_LIVE) {
+        if (gd_entry_is_shareable(&entries[i])) {
             gd_filter_insert(filter, &entries[i].fingerprint,
                              (gd_address){range->group, range->first + i});
         }

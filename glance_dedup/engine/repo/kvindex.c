@@ -250,7 +250,7 @@ put_range(store_index *x, const gd_entry_range *range)
     size_t n = 0;
     for (uint32_t i = 0; i < range->count; i++) {
         const gd_entry *entry = &range->entries[i];
-        if (entry->state == GD_ENTRY_LIVE) {
+        if (gd_entry_is_shareable(entry)) {
             pairs[n++] = (gd_kv_pair){
                 key_of(&entry->fingerprint),
                 value_of((gd_address){range->group, range->first + i})};

@@ -213,8 +213,9 @@ gd_repo_kept_open(const gd_repo *repo, unsigned share)
     return count < GD_KEPT_OPEN_MAX ? count : GD_KEPT_OPEN_MAX;
 }
 
-gd_status
-gd_repo_use_feature(gd_repo *repo, gd_feature feature, gd_error *err)
+static gd_status
+set_feature(gd_repo *repo, gd_feature feature, unsigned timeout_ms,
+            gd_error *err)
 {
     unsigned bit = 1U << feature;
     if ((atomic_load(&repo->used_features) & bit) != 0) {
@@ -223,12 +224,24 @@ gd_repo_use_feature(gd_repo *repo, gd_feature feature, gd_error *err)
     /* Two threads would let go of each other's locks. */
     pthread_mutex_lock(&repo->features_mutex);
     gd_status s = gd_features_set(repo->env, repo->root, repo->locks, feature,
-                                  repo->params.lock_timeout_ms, err);
+                                  timeout_ms, err);
     if (s == GD_OK) {
         atomic_fetch_or(&repo->used_features, bit);
     }
     pthread_mutex_unlock(&repo->features_mutex);
     return s;
+}
+
+gd_status
+gd_repo_use_feature(gd_repo *repo, gd_feature feature, gd_error *err)
+{
+    return set_feature(repo, feature, repo->params.lock_timeout_ms, err);
+}
+
+gd_status
+gd_repo_try_feature(gd_repo *repo, gd_feature feature, gd_error *err)
+{
+    return set_feature(repo, feature, 0, err);
 }
 
 gd_freespace

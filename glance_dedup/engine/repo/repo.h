@@ -148,6 +148,10 @@ uint64_t gd_repo_kept_open(const gd_repo *repo, unsigned share);
  * sets it durably (N15.1).  Costs nothing once this handle has done so. */
 gd_status gd_repo_use_feature(gd_repo *repo, gd_feature feature,
                               gd_error *err);
+/* The same, but returns GD_BUSY at once while an older program has the
+ * repository open. */
+gd_status gd_repo_try_feature(gd_repo *repo, gd_feature feature,
+                              gd_error *err);
 
 /* Called before `bytes` are stored: GD_NOSPACE if too little would be left free
  * (freespace.h).  Deleting, accounting and collecting do not call it. */

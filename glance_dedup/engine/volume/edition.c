@@ -190,7 +190,7 @@ store_window(writer *w, uint64_t end, gd_error *err)
     end = hinted_end(w, end, &skip);
     if (!w->hints->no_dedup) {
         gd_transaction_set_lookup_mode(w->transaction,
-                                       skip ? GD_DEDUP_SKIP : GD_DEDUP_ALL);
+                                       skip ? GD_DEDUP_OFF : GD_DEDUP_ALL);
     }
     uint32_t lengths[WINDOW_BLOCKS];
     gd_address addresses[WINDOW_BLOCKS];

@@ -541,7 +541,7 @@ publish(gd_appender *appender, uint32_t count, gd_error *err)
 }
 
 gd_status
-gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err)
+gd_appender_sync(gd_appender *appender, gd_error *err)
 {
     const gd_env *env = appender->repo->env;
     bool measured = may_choose(appender);
@@ -564,8 +564,6 @@ gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err)
     }
     begin_stretch(appender);
     appender->cannot_cut = false;
-    if (!hidden) {
-        insert_hints(appender, base, count, appender->entries);
-    }
+    insert_hints(appender, base, count, appender->entries);
     return GD_OK;
 }

@@ -60,10 +60,10 @@ gd_entry *gd_appender_entry(gd_appender *appender, uint32_t slot);
  * number of bytes.  After an error the appender can only be closed. */
 gd_status gd_appender_append(gd_appender *appender, gd_new_segment *segments,
                              size_t count, uint64_t *written, gd_error *err);
-/* Makes a sync point.  hidden: the index gets no hints to the blocks.  After an error the group is poisoned, and the appender
+/* Makes a sync point.  After an error the group is poisoned, and the appender
  * can only be closed.  A second fdatasync is never tried, since it could
  * succeed after the first reported the loss (I1). */
-gd_status gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err);
+gd_status gd_appender_sync(gd_appender *appender, gd_error *err);
 
 /* Recovers and publishes the tail of a group to which nobody appends now
  * (N7.3), so that the collector can judge it, or the group can be recompressed.

@@ -85,7 +85,7 @@ gd_ingest_close(gd_ingest *intake)
 static gd_status
 store_block(gd_ingest *intake, gd_block *block, size_t *misses, gd_error *err)
 {
-    if (block->address.group == 0) {
+    if (block->address.group == 0 && intake->dedup != GD_DEDUP_OFF) {
         block->address = gd_packer_find(intake->packer, block->data,
                                         block->length, &block->fingerprint);
     }

@@ -51,7 +51,7 @@ struct gd_packer {
     size_t room; /* segments in a bundle */
     int filling; /* index of the bundle being filled */
     bool last_is_open;
-    bool hidden; /* the index gets no hints to new blocks */
+    bool nodedup; /* new blocks get this mark */
     gd_compare *compare; /* NULL unless hits are compared by value */
 
     /* Of the bundle being written: */
@@ -419,13 +419,13 @@ gd_packer_sync(gd_packer *packer, gd_error *err)
         return s;
     }
     packer->kept_bytes = packer->stored_bytes;
-    return gd_appender_sync(packer->appender, packer->hidden, err);
+    return gd_appender_sync(packer->appender, err);
 }
 
 void
-gd_packer_hide(gd_packer *packer, bool hide)
+gd_packer_set_nodedup(gd_packer *packer, bool nodedup)
 {
-    packer->hidden = hide;
+    packer->nodedup = nodedup;
 }
 
 /* ---- adding ---- */
@@ -509,11 +509,27 @@ ensure_segment(gd_packer *packer, uint32_t length, gd_error *err)
     return GD_OK;
 }
 
+/* N15.1.  The mark is a wish: an upload does not fail because an older program
+ * has the repository open. */
+static gd_status
+decide_mark(gd_packer *packer, bool *nodedup, gd_error *err)
+{
+    gd_status s =
+        packer->nodedup
+            ? gd_repo_try_feature(packer->repo, GD_FEATURE_NODEDUP, err)
+            : GD_OK;
+    packer->nodedup &= s == GD_OK;
+    *nodedup = packer->nodedup;
+    return s == GD_BUSY ? GD_OK : s;
+}
+
 gd_status
 gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
               const gd_fingerprint *fp, uint64_t checksum, gd_address *address,
               gd_error *err)
 {
+    bool nodedup;
+    GD_TRY(decide_mark(packer, &nodedup, err));
     GD_TRY(ensure_appender(packer, err));
     GD_TRY(ensure_segment(packer, length, err));
     bundle *b = &packer->bundles[packer->filling];
@@ -529,7 +545,12 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
     memcpy(plain_of(packer, b, last) + header->plain_length, data, length);
     header->plain_length += length;
     packer->new_bytes += length;
-    gd_fptable_add(packer->own, address->slot, fp);
+    gd_appender_entry(packer->appender, address->slot)->nodedup = nodedup;
+    if (nodedup) {
+        gd_fptable_add_unindexed(packer->own, address->slot, fp);
+    } else {
+        gd_fptable_add(packer->own, address->slot, fp);
+    }
     return GD_OK;
 }
 

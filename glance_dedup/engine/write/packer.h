@@ -38,9 +38,9 @@ gd_status gd_packer_set_scope(gd_packer *packer, const gd_scope *scope,
  * blocks added to it. */
 gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);
 
-/* Sets whether sync points from now on give the index no hints to the
- * blocks. */
-void gd_packer_hide(gd_packer *packer, bool hide);
+/* Sets whether blocks added from now on get the mark nodedup (I14).  They do
+ * not while a program that does not know the mark has the repository open. */
+void gd_packer_set_nodedup(gd_packer *packer, bool nodedup);
 
 /* Adds a copy of a new block and returns its address.  checksum was computed
  * before the fingerprint.  If the copy has another checksum, a flush or the

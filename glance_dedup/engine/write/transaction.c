@@ -152,7 +152,7 @@ gd_transaction_set_lookup_mode(gd_transaction *transaction, gd_dedup dedup)
 {
     gd_ingest *intake = &transaction->intake;
     intake->dedup = dedup;
-    gd_packer_hide(intake->packer, dedup == GD_DEDUP_OFF);
+    gd_packer_set_nodedup(intake->packer, dedup == GD_DEDUP_OFF);
 }
 
 void

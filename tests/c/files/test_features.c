@@ -14,8 +14,8 @@
 
 enum { TIMEOUT_MS = 50 };
 
-static const char *const names[GD_FEATURE_COUNT] = {"volumes",
-                                                    "listed-segments", "cold"};
+static const char *const names[GD_FEATURE_COUNT] = {
+    "volumes", "listed-segments", "cold", "nodedup"};
 
 static scratch x;
 static gd_locks *locks;
@@ -293,8 +293,9 @@ TEST_WITH(test_names_of_other_things, setup(), teardown())
     CHECK_INT(mkdirat(x.root, "features/cold", 0700), 0);
     CHECK_INT(symlinkat("/elsewhere", x.root, "features/volumes"), 0);
     CHECK_INT(mkfifoat(x.root, "features/listed-segments", 0600), 0);
+    CHECK_INT(mkdirat(x.root, "features/nodedup", 0), 0);
     CHECK_INT(read_all(&found), GD_OK);
-    CHECK_INT(found, 7);
+    CHECK_INT(found, 15);
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
         CHECK(gd_features_is_set(x.env, x.root, (gd_feature)i));
         CHECK_INT(set((gd_feature)i), GD_OK);

@@ -42,7 +42,7 @@ same_entry(const gd_entry *a, const gd_entry *b)
            a->plain_offset == b->plain_offset &&
            a->plain_length == b->plain_length &&
            a->stored_length == b->stored_length && a->codec == b->codec &&
-           a->state == b->state;
+           a->state == b->state && a->nodedup == b->nodedup;
 }
 
 static gd_entry
@@ -101,6 +101,7 @@ TEST(test_known_bytes)
     gd_entry_decode(raw, &BOUNDS, 10, &back);
     CHECK_INT(back.state, GD_ENTRY_VOID);
     memset(&entry, 0xff, sizeof entry);
+    entry.nodedup = false;
     entry.plain_offset = (1 << 20) - 65536;
     entry.plain_length = 65536;
     entry.stored_length = 1 << 20;
@@ -128,6 +129,7 @@ TEST(test_round_trips)
         entry.stored_length = 1 + (uint32_t)(next_random(&state) % (1 << 20));
         entry.codec = (uint8_t)(next_random(&state) % 3);
         entry.state = (uint8_t)(1 + next_random(&state) % 4);
+        entry.nodedup = next_random(&state) % 2 != 0;
         gd_entry back = through_disk(&entry, &BOUNDS);
         CHECK(same_entry(&entry, &back));
     }

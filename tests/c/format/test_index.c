@@ -72,6 +72,9 @@ TEST(test_records_of_entries)
         memset(entries + i * GD_LISTED_ENTRY, 0x10 * (5 - i), 44);
         entries[i * GD_LISTED_ENTRY + 44] = states[i];
     }
+    entries[3 * GD_LISTED_ENTRY + GD_LISTED_NODEDUP] = 1; /* I14 */
+    CHECK_INT(gd_index_records(entries, 5, 7, 100, out), 1);
+    entries[3 * GD_LISTED_ENTRY + GD_LISTED_NODEDUP] = 0;
     CHECK_INT(gd_index_records(entries, 5, 7, 100, out), 2);
     CHECK_INT(gd_index_key(out), 0x5050505050505050);
     CHECK_INT(gd_index_address(out), 7 << 15 | 100);

@@ -153,6 +153,46 @@ TEST_WITH(test_all_blocks, setup(), teardown())
     gd_repo_close(collector);
 }
 
+static void
+set_nodedup(uint64_t number)
+{
+    gd_group *group;
+    gd_entry entry;
+    gd_address a = address_of(number);
+    CHECK_INT(gd_group_open(x.env, x.root, &x.params, a.group, O_RDWR, &group,
+                            &x.err),
+              GD_OK);
+    CHECK_INT(gd_group_read_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
+    entry.nodedup = true;
+    CHECK_INT(gd_group_write_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
+    gd_group_close(group);
+}
+
+/* I14: the copy of a block with the mark has it, too; its neighbours do not. */
+TEST_WITH(test_marks_stay, setup(), teardown())
+{
+    const uint8_t *pairs;
+    size_t count;
+    gd_block_copy *copy = open_copy();
+    set_nodedup(address(1));
+    CHECK_INT(gd_block_copy_add(copy, addresses, 3, &x.err), GD_OK);
+    CHECK_INT(gd_block_copy_finish(copy, &pairs, &count, &x.err), GD_OK);
+    REQUIRE(count == 3);
+    for (size_t i = 0; i < count; i++) {
+        gd_group *group;
+        gd_entry entry;
+        gd_address to = address_of(gd_get64(pairs + PAIR * i + 8));
+        REQUIRE(gd_group_open(x.env, x.root, &x.params, to.group, O_RDONLY,
+                              &group, &x.err) == GD_OK);
+        CHECK_INT(gd_group_read_entries(group, to.slot, 1, &entry, &x.err),
+                  GD_OK);
+        CHECK_INT(entry.nodedup, i == 1);
+        CHECK(is_block(gd_get64(pairs + PAIR * i + 8), i));
+        gd_group_close(group);
+    }
+    gd_block_copy_close(copy);
+}
+
 /* A group with copies may be the next to be cleared. */
 TEST_WITH(test_group_that_copies_are_in, setup(), teardown())
 {

@@ -115,7 +115,7 @@ append_segment(appender_fixture *t, gd_appender *appender, uint32_t blocks)
 gd_status
 sync_appender(appender_fixture *t, gd_appender *appender)
 {
-    return gd_appender_sync(appender, false, &t->x.err);
+    return gd_appender_sync(appender, &t->x.err);
 }
 
 uint32_t

@@ -409,7 +409,7 @@ store_under(fault_call call, uint64_t nth, int sys_errno, size_t shorten)
     enter_group(&t);
     t.start = (uint64_t)scratch_size(&t.x, FILE_NAME);
     CHECK_INT(append_block(&t, 1), GD_OK);
-    CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+    CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
     leave_group(&t);
     check_file(&t);
     refuses = call == FAULT_OPENAT;
@@ -422,9 +422,9 @@ store_under(fault_call call, uint64_t nth, int sys_errno, size_t shorten)
     fault_env_heal(&t.x.f);
     /* A failed way is not tried again. */
     unsigned before = direct_writes;
-    CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+    CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
     CHECK_INT(append_block(&t, 4), GD_OK);
-    CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+    CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
     uint64_t kept = t.length;
     CHECK_INT(append_block(&t, 5), GD_OK);
     CHECK_INT(direct_writes, before);
@@ -454,7 +454,7 @@ TEST(test_a_writer_cuts_the_file_to_its_end)
         CHECK_INT(append_block(&t, 1), GD_OK);
         CHECK_INT(scratch_size(&t.x, FILE_NAME), t.start + PAGE);
         if (synced) {
-            CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+            CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
         } else {
             t.length = 0;
         }
@@ -473,7 +473,7 @@ TEST(test_a_poisoned_group_is_not_cut)
     t.start = (uint64_t)scratch_size(&t.x, FILE_NAME);
     CHECK_INT(append_block(&t, 1), GD_OK);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
-    CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_IO);
+    CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_IO);
     int64_t size = scratch_size(&t.x, FILE_NAME);
     leave_group(&t);
     CHECK_INT(scratch_size(&t.x, FILE_NAME), size);
@@ -500,13 +500,13 @@ TEST(test_behind_a_writer_that_was_killed)
     enter_group(&t);
     t.start = (uint64_t)scratch_size(&t.x, FILE_NAME);
     CHECK_INT(append_block(&t, 1), GD_OK);
-    CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+    CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
     leave_group(&t);
     t.length += 1000;
     scratch_truncate(&t.x, FILE_NAME, t.start + t.length);
     enter_group(&t);
     CHECK_INT(append_block(&t, 2), GD_OK);
-    CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+    CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
     leave_group(&t);
     check_file(&t);
     close_writer(&t);
@@ -529,7 +529,7 @@ TEST(test_the_way_changes_at_sync_points)
         CHECK_INT(append_block(&t, 2 * i + 1), GD_OK);
         CHECK_INT(direct_writes - before, beside ? 2 : 0);
         t.repo->ways.cost[GD_IO_MODE_BESIDE] = next ? 1 : 3;
-        CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+        CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
         uint8_t got[2 * BLOCK];
         scratch_read(&t.x, FILE_NAME, got, sizeof got,
                      t.start + t.length - sizeof got);
@@ -556,14 +556,14 @@ TEST(test_a_failure_is_remembered)
             fault_env_heal(&t.x.f);
         }
         CHECK_INT(append_block(&t, 1), GD_OK);
-        CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+        CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
         leave_group(&t);
         fault_env_heal(&t.x.f);
         refuses = false;
         unsigned before = direct_writes;
         enter_group(&t);
         CHECK_INT(append_block(&t, 2), GD_OK);
-        CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+        CHECK_INT(gd_appender_sync(t.appender, &t.x.err), GD_OK);
         leave_group(&t);
         CHECK_INT(direct_writes, before);
         check_file(&t);

@@ -53,8 +53,7 @@ hints(void)
     return stats.hints;
 }
 
-/* No block is looked up, none is noted, and later uploads find the blocks only
- * by their neighbours: here by none. */
+/* No block is looked up, and no later upload finds the blocks (I14). */
 TEST_WITH(test_off, setup(false), transaction_teardown())
 {
     CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
@@ -68,12 +67,46 @@ TEST_WITH(test_off, setup(false), transaction_teardown())
     CHECK_INT(skipped(), 2 * BLOCKS);
 }
 
-/* Others find blocks that were only not looked up. */
-TEST_WITH(test_skip, setup(false), transaction_teardown())
+/* I14: equal blocks of one upload are stored as often as they come, and no
+ * other upload finds them, as neighbours neither. */
+static void
+check_copies(bool by_value)
 {
-    CHECK_INT(put("first", one, GD_DEDUP_SKIP), BLOCKS);
-    CHECK_INT(put("again", one, GD_DEDUP_SKIP), BLOCKS);
+    setup(by_value);
+    memcpy(one + SIZE / 2, one, SIZE / 2);
+    CHECK_INT(put("copies", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK(gd_features_is_set(the_scratch.env, the_scratch.root,
+                             GD_FEATURE_NODEDUP));
+    CHECK_INT(put("shared", one, GD_DEDUP_ALL), BLOCKS / 2);
+    CHECK_INT(put("copies-again", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK_INT(put("shared-again", one, GD_DEDUP_ALL), 0);
+    transaction_teardown();
+}
+
+TEST(test_copies_stay_apart)
+{
+    check_copies(false);
+    check_copies(true);
+}
+
+/* While a program that does not know the mark has the repository open, an
+ * upload is not looked up, and its blocks are ordinary ones (N15.2). */
+TEST_WITH(test_beside_an_older_program, setup(false), transaction_teardown())
+{
+    gd_locks *older;
+    gd_error *err = &the_scratch.err;
+    CHECK_INT(gd_locks_open(the_scratch.env, the_scratch.root, &older, err),
+              GD_OK);
+    CHECK_INT(gd_locks_lock_features_shared(older, GD_FEATURE_NODEDUP, err),
+              GD_OK);
+    CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK(!gd_features_is_set(the_scratch.env, the_scratch.root,
+                              GD_FEATURE_NODEDUP));
     CHECK_INT(put("found", one, GD_DEDUP_ALL), 0);
+    gd_locks_close(older);
+    CHECK_INT(put("second", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK(gd_features_is_set(the_scratch.env, the_scratch.root,
+                             GD_FEATURE_NODEDUP));
 }
 
 /* A second copy of a whole file is found, and of one with another end all

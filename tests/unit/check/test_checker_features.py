@@ -21,7 +21,7 @@ def test_all_features(tmp_path):
     """A repository need not use the features that it has."""
     repository = format_writer.Repository(
         tmp_path / 'repository',
-        features=('volumes', 'listed-segments', 'cold'))
+        features=('volumes', 'listed-segments', 'cold', 'nodedup'))
     assert checker.check(repository.path).findings == []
 
 
@@ -85,3 +85,18 @@ def test_what_a_killed_creation_left(repository):
     (repository.path / 'volumes' / 'disk').mkdir(mode=0o700)
     assert {f.file for f in look(repository)[0]} == {
         'repository.json', 'volumes'}
+
+
+def test_marks_without_their_feature(repository):
+    group = format_writer.Group(repository, 1)
+    group.append([fixtures.block(1)] * 2, nodedup=True)
+    group.append([fixtures.block(2)], format_writer.LZ4)
+    group.publish()
+    group.save()
+    repository.image('one', [(group, 0, 3)])
+    found = [f for f in look(repository)[0] if f.file == 'groups/00000001']
+    assert [f.sentence for f in found] == [
+        'an entry has the mark nodedup, but features/nodedup is missing: make '
+        'that file again']
+    (repository.path / 'features' / 'nodedup').touch(0o600)
+    assert look(repository)[0] == []

@@ -83,7 +83,8 @@ class Group:
     def append(self, blocks: list[bytes], codec: int = NONE, *,
                plain: bytes | None = None, stored: bytes | None = None,
                states: dict[int, int] | None = None,
-               fingerprints: list[bytes] | None = None) -> int:
+               fingerprints: list[bytes] | None = None,
+               nodedup: bool = False) -> int:
         """Store a segment of these blocks; returns their first slot."""
         first = self.next
         if plain is None:
@@ -104,7 +105,7 @@ class Group:
             slot = first + i
             state = (states or {}).get(i, LIVE)
             place = (at | len(block) << 20 | len(stored) << 37
-                     | codec << 58 | state << 61)
+                     | codec << 58 | nodedup << 60 | state << 61)
             fingerprint = (fingerprints[i] if fingerprints
                            else self.compute(block))
             self.entry(slot, struct.pack(

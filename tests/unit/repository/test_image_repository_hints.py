@@ -29,7 +29,7 @@ def test_said(large):
     figures = large.statistics()
     assert figures['skipped'] == 2 * MIB // 4096
     assert (figures['hits'], figures['filter_hints']) == (0, 0)
-    # The blocks were not entered into the filter.
+    # No upload finds these blocks (I14).
     assert put(large, 'three', data).new_bytes == MIB
     assert put(large, 'four', data).new_bytes == 0
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Copies that are meant as copies stay copies (I14), whatever tasks run.
+
+The blocks of an image that is stored without deduplication are neither joined
+with one another, nor found by other uploads, nor replaced by merging.
+"""
+
+import pytest
+
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import recompressor
+from glance_dedup.base import pacing
+from glance_dedup.check import checker
+from glance_dedup.repository import features
+from glance_dedup.repository import openvolumes
+from tests.support import maintenance
+from tests.support.maintenance import maintaining
+from tests.support import repositories
+
+BLOCK = 512
+DATA = maintenance.content(1, blocks=40)
+MODEL = {'copies': DATA * 2, 'again': DATA, 'shared': DATA,
+         'duplicate': DATA, 'goes': maintenance.content(2, blocks=100)}
+POLICIES = {
+    'hash': {'fingerprint': 'sha256', 'verify': 'fingerprint'},
+    'value': {'fingerprint': 'xxh3-128', 'verify': 'bytes'},
+}
+
+
+@pytest.fixture(params=sorted(POLICIES))
+def repo(request, tmp_path):
+    path = repositories.create(tmp_path / 'repo', block_size=BLOCK,
+                               group_slots=64, **POLICIES[request.param])
+    with repositories.open_repository(path, codec='none') as repo:
+        for name in 'copies', 'again':
+            repositories.put(repo, name, MODEL[name], dedup=False)
+        repositories.put(repo, 'goes', MODEL['goes'], dedup=False)
+        repositories.put(repo, 'shared', MODEL['shared'])
+        repositories.put_unaware(repo, 'duplicate', MODEL['duplicate'])
+        yield repo
+
+
+def require_apart(repo, merged):
+    """Require that the marked blocks are apart, and others as they were."""
+    model = {name: data for name, data in MODEL.items()
+             if name in repo.images()}
+    for name, data in model.items():
+        assert repositories.read_all(repo, name) == data
+    blocks = {name: maintenance.blocks_of(repo, name) for name in model}
+    apart = blocks['copies'] + blocks['again']
+    assert len(set(apart)) == 3 * 40
+    assert not set(apart) & {*blocks['shared'], *blocks['duplicate']}
+    assert len({*blocks['shared'], *blocks['duplicate']}) == (
+        40 if merged else 80)
+
+
+def merge(repo):
+    with maintaining(repo) as maintainer:
+        maintenance.account(maintainer)
+        result = merger.run_once(maintainer, pacing.Pace())
+        assert not result.failed
+        return result.images
+
+
+def test_merging(repo):
+    assert repo.features == [features.NODEDUP]
+    require_apart(repo, merged=False)
+    assert merge(repo) == 1
+    require_apart(repo, merged=True)
+    assert merge(repo) == 0
+    assert checker.check(repo.path).ok
+
+
+def test_moves(repo):
+    """The mark moves with its block, also into another group."""
+    with maintaining(repo) as maintainer:
+        maintenance.account(maintainer)
+        repo.delete('goes')
+        before = maintenance.blocks_of(repo, 'again')
+        for _ in range(2):
+            collector.run_once(maintainer, pacing.Pace(), live_share=100,
+                               evacuate_share=100)
+        recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 3,
+                              similar=True)
+    assert maintenance.blocks_of(repo, 'again') != before
+    merge(repo)
+    require_apart(repo, merged=True)
+    repositories.put(repo, 'later', DATA)
+    assert not {*maintenance.blocks_of(repo, 'later')} & {
+        *maintenance.blocks_of(repo, 'copies')}
+    assert checker.check(repo.path).ok
+
+
+def test_shared_by_address(repo):
+    """Clones and snapshots of marked blocks need no copies of them."""
+    with repo.open_image('copies') as image:
+        openvolumes.create(repo, 'disk', image=image)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        volume.snapshot('snapshot')
+    merge(repo)
+    require_apart(repo, merged=True)
+    assert maintenance.blocks_of(repo, 'snapshot') == (
+        maintenance.blocks_of(repo, 'copies'))
