@@ -156,6 +156,16 @@ def put_mixed(maker):
                 + noise(4 * BLOCK, 500 + 20 * number + i) for i in range(18)))
 
 
+def put_copies(maker):
+    """Store equal blocks that stay apart, and ordinary ones beside them."""
+    data = noise(10 * BLOCK, 600) + text(300, 60)
+    with maker.open('lz4') as repo:
+        for image_id in 'copies', 'more-copies':
+            put(repo, image_id, data * 2, dedup=False)
+            maker.expect(image_id, data * 2)
+        maker.put(repo, 'beside-copies', data * 2)
+
+
 def recompress(maker):
     with maker.open('none') as repo, maintaining(repo) as maintainer:
         recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 9,
@@ -342,7 +352,7 @@ def require_everything(path):
                 place = file.entry(slot)[3]
                 states.add(place >> 61)
                 if place >> 61 == repositories.LIVE:
-                    codecs.add(place >> 58 & 7)
+                    codecs.add(place >> 58 & 3)
     assert states == {repositories.LIVE, repositories.VOID,
                       repositories.FREED, repositories.DAMAGED}, states
     assert codecs == {0, 1, 2}, codecs
@@ -422,7 +432,9 @@ REPOSITORIES = {
     '1-cold': Kind(features=(features.LISTED_SEGMENTS, features.COLD),
                    everything=True),
     '1-value-cold': Kind(VALUE, (features.LISTED_SEGMENTS, features.COLD)),
-    '1-gear-all': Kind(GEAR, features.KNOWN)}
+    '1-gear-all': Kind(GEAR, (features.VOLUMES, features.LISTED_SEGMENTS,
+                              features.COLD)),
+    '1-nodedup': Kind(features=(features.NODEDUP,), everything=True)}
 
 
 def make(name, kind, directory):
@@ -431,6 +443,8 @@ def make(name, kind, directory):
     if features.LISTED_SEGMENTS in kind.features:
         put_mixed(maker)
         recompress(maker)
+    if features.NODEDUP in kind.features:
+        put_copies(maker)
     if kind.everything:
         maintain(maker)
         leave_in_flight(maker)
