@@ -120,19 +120,20 @@ WAYS = (Way('one host', 1, True), Way(f'{HOSTS} hosts', HOSTS, True),
 
 
 @contextlib.contextmanager
-def hosts_of(directory: str, filters: str, count: int
+def hosts_of(directory: str, filters: str, way: Way
              ) -> Iterator[list[image_repository.Repository]]:
-    """An empty repository, on so many hosts; it is removed in the end."""
+    """An empty repository, on a way's hosts; it is removed in the end."""
     path = os.path.join(directory, 'repository')
     image_repository.Repository.create(path)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, path)
         repos = []
-        for _ in range(count):
+        for _ in range(way.hosts):
             own = stack.enter_context(
                 tempfile.TemporaryDirectory(dir=filters, prefix='host-'))
             repos.append(stack.enter_context(image_repository.Repository(
-                path, codec='none', filter_dir=own)))
+                path, codec='none', filter_dir=own,
+                index='filter' if way.dedup else 'none')))
             repos[-1].filter.attach(repos[-1].handle())
         yield repos
 
@@ -141,12 +142,12 @@ def store(way: Way, images: list[str], directory: str, filters: str
           ) -> hosts.Kept:
     """Store images on hosts in turn, then merge."""
     named, stored = [0], [0]
-    with hosts_of(directory, filters, way.hosts) as repos:
+    with hosts_of(directory, filters, way) as repos:
         for number, path in enumerate(images):
             host = repos[number % len(repos)]
             while host.follow():
                 pass
-            stat = host.put(f'image-{number}', path, dedup=way.dedup)
+            stat = host.put(f'image-{number}', path)
             named.append(named[-1] + stat.size - stat.zero_bytes)
             stored.append(stored[-1] + stat.new_bytes)
         with maintainer_role.Maintainer(repos[0]) as maintainer:
@@ -220,9 +221,11 @@ def noise(mib: int, kind: str) -> Iterator[bytes]:
 
 
 def put_noise(repo: image_repository.Repository, mib: int) -> None:
-    """Store the three images, without a search for duplicates."""
-    for kind in ('base', 'twin', 'few'):
-        common.store(repo, kind, noise(mib, kind), dedup=False)
+    """Store the three images, as a host without an index."""
+    with image_repository.Repository(repo.path, codec='none',
+                                     index='none') as unaware:
+        for kind in ('base', 'twin', 'few'):
+            common.store(unaware, kind, noise(mib, kind))
 
 
 def mapping_of(maintainer: maintainer_role.Maintainer) -> bytes:
