@@ -112,9 +112,9 @@ def test_exchanged_images_are_what_they_were(dede, tmp_path):
             path, filter_dir=str(tmp_path / 'filters')) as repo:
         dede.put_noise(repo, 4)
         with maintainer_role.Maintainer(repo) as maintainer:
-            dede.accounting.run_once(maintainer, dede.task.Pace())
-            assert dede.duplicates.Duplicates(
-                maintainer, dede.task.Pace()).catch_up() == 3 * 1024
+            dede.accounting.run_once(maintainer, dede.pacing.Pace())
+            assert dede.duplicate_pairs.Duplicates(
+                maintainer, dede.pacing.Pace()).catch_up() == 3 * 1024
             mapping = dede.mapping_of(maintainer)
             old = block_addresses.unpack(mapping, 'Q')[::2]
             assert list(old) == sorted(set(old)) and len(old) == 1028
