@@ -104,9 +104,10 @@ def stored(repository, image):
 
 
 def nonzero(data, ranges):
-    return sum(BLOCK for start, length in ranges
-               for at in range(start, start + length, BLOCK)
-               if any(data[at:at + BLOCK]))
+    """Return the bytes of blocks that are in a range, wholly or partly."""
+    blocks = {at for start, length in ranges
+              for at in range(start // BLOCK * BLOCK, start + length, BLOCK)}
+    return sum(BLOCK for at in blocks if any(data[at:at + BLOCK]))
 
 
 def fill(image, start, length):
@@ -115,35 +116,49 @@ def fill(image, start, length):
         f.write(repositories.noise(length, start))
 
 
-def ext_ranges(image, start):
-    """Return the ranges of metadata, from dumpe2fs and debugfs."""
+def ext_ranges(image, start, block):
+    """Return the ranges of metadata, from dumpe2fs and debugfs.
+
+    The journal is the last one. The inode tables of meta_bg are not searched
+    for.
+    """
     offset = f'{image}?offset={start}' if start else image
     text = run('dumpe2fs', offset)
-    ranges = [(int(first), int(last) - int(first) + 1) for first, last
-              in re.findall(r'Inode table at (\d+)-(\d+)', text)]
-    ranges += [(int(first), int(last) - int(first) + 1) for first, last
-               in re.findall(r'Group descriptors at (\d+)-(\d+)', text)[:1]]
+    ranges = re.findall(r'superblock at (\d+)()', text)
+    copies = len(ranges)
+    ranges += re.findall(r'Group descriptors? at (\d+)(?:-(\d+))?', text)
+    if 'meta_bg' not in text:
+        ranges += re.findall(r'Inode table at (\d+)-(\d+)', text)
     journal = run('debugfs', '-R', 'stat <8>', offset)
-    for first, last in re.findall(r'\(\d+-\d+\):(\d+)-(\d+)', journal):
-        ranges.append((int(first), int(last) - int(first) + 1))
-    return [(start + first * BLOCK, count * BLOCK) for first, count in ranges]
+    ranges += re.findall(r'\(\d+-\d+\):(\d+)-(\d+)', journal)
+    return copies, [
+        (start + int(first) * block,
+         (int(last or first) - int(first) + 1) * block)
+        for first, last in ranges]
 
 
 @pytest.mark.needs('disks')
-@pytest.mark.parametrize('start', [0, MIB])
-def test_ext4(repository, tmp_path, start):
+@pytest.mark.parametrize('start, block, group, features, superblocks', [
+    (0, BLOCK, 32768, '64bit', 2),
+    (MIB, BLOCK, 32768, '64bit', 2),
+    (0, 1024, 8192, '^64bit', 6),
+    (0, BLOCK, 256, 'meta_bg,^resize_inode', 11),
+    (0, BLOCK, 1024, 'sparse_super2', 3),
+    (0, BLOCK, 1024, '^sparse_super,^resize_inode', 45)])
+def test_ext4(repository, tmp_path, start, block, group, features,
+              superblocks):
     image = tmp_path / 'image'
     with open(image, 'wb') as f:
         f.truncate(192 * MIB)
     if start:
         subprocess.run(['sfdisk', image], input='label: gpt\n,\n', text=True,
                        check=True, capture_output=True, timeout=60)
-    run('mkfs.ext4', '-q', '-b', BLOCK, '-E', f'offset={start}', image,
-        '180M')
-    ranges = ext_ranges(image, start)
-    assert len(ranges) >= 4
+    run('mkfs.ext4', '-q', '-b', block, '-g', group, '-O', features,
+        '-J', 'size=4', '-E', f'offset={start}', image, '180M')
+    copies, ranges = ext_ranges(image, start, block)
+    assert copies == superblocks
     journal = ranges[-1]
-    assert journal[1] >= 4 * MIB
+    assert journal[1] >= 16 * BLOCK
     fill(image, *journal)
     counters = stored(repository, image)
     wanted = nonzero(image.read_bytes(), ranges)

@@ -119,7 +119,8 @@ changed_end(const writer *w, const gd_piece *piece)
 }
 
 /* Returns the end of the blocks from w->at on that are to be treated alike, at
- * `end` at the latest; *skip: they are not looked up. */
+ * `end` at the latest; *skip: they are not looked up, since some byte of each
+ * is in a range of the layout, or at all. */
 static uint64_t
 hinted_end(const writer *w, uint64_t end, bool *skip)
 {
@@ -127,12 +128,12 @@ hinted_end(const writer *w, uint64_t end, bool *skip)
     *skip = w->hints->no_dedup;
     const gd_range *next =
         *skip ? NULL : gd_fslayout_next(&w->hints->layout, at);
-    if (next != NULL && next->offset > at) {
-        limit = round_up(w, next->offset - w->start);
-    } else if (next != NULL) {
-        limit = (next->offset + next->length - w->start) / w->block * w->block;
-        *skip = limit > w->at;
-        limit = *skip ? limit : w->at + w->block;
+    if (next != NULL) {
+        uint64_t from = next->offset > at ? next->offset - w->start : w->at;
+        from = from / w->block * w->block;
+        *skip = from == w->at;
+        limit = *skip ? round_up(w, next->offset + next->length - w->start)
+                      : from;
     }
     return limit < end ? limit : end;
 }

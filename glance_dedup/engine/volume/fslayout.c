@@ -21,8 +21,14 @@ enum {
     MBR_PROTECTIVE = 0xee, /* the type that stands for a GPT */
     GPT_ENTRIES = 128,
     GPT_ENTRY = 128,
+    MAX_BEFORE_TABLES = 1024, /* with so many ranges, no inode table is added:
+                               * later file systems have copies, too */
+    EXT_MAX_COPIES = 64, /* of the superblock, and of blocks of descriptors
+                          * with meta_bg: of one file system */
     EXT_MAGIC = 0xef53,
-    EXT_HAS_JOURNAL = 4,   /* compatible feature */
+    EXT_HAS_JOURNAL = 4,   /* compatible features */
+    EXT_SPARSE2 = 0x200,
+    EXT_SPARSE = 1,        /* feature without which it can be read */
     EXT_META_BG = 0x10,    /* incompatible features */
     EXT_64BIT = 0x80,
     EXTENT_MAGIC = 0xf30a,
@@ -70,8 +76,11 @@ join32(uint32_t high, uint32_t low)
 typedef struct ext {
     uint64_t block;  /* bytes of one */
     uint64_t blocks; /* of the file system, which lies within its place */
+    uint64_t groups;
     uint32_t first, per_group, inodes_per_group, inode, descriptor;
-    uint32_t features; /* incompatible ones */
+    uint32_t compatible, read_only, features; /* these: incompatible ones */
+    uint32_t first_meta; /* meta group of meta_bg */
+    uint32_t backups[2]; /* groups with copies, with sparse_super2 */
 } ext;
 
 static bool
@@ -86,46 +95,119 @@ decode_ext(const uint8_t *sb, uint64_t size, ext *e)
                .per_group = gd_get32(sb + 0x20),
                .inodes_per_group = gd_get32(sb + 0x28),
                .inode = gd_get32(sb + 0x4c) == 0 ? 128 : gd_get16(sb + 0x58),
-               .features = gd_get32(sb + 0x60)};
+               .compatible = gd_get32(sb + 0x5c),
+               .read_only = gd_get32(sb + 0x64),
+               .features = gd_get32(sb + 0x60),
+               .first_meta = gd_get32(sb + 0x104),
+               .backups = {gd_get32(sb + 0x24c), gd_get32(sb + 0x250)}};
     bool large = (e->features & EXT_64BIT) != 0;
     e->blocks = join32(large ? gd_get32(sb + 0x150) : 0, gd_get32(sb + 4));
     e->descriptor = large ? gd_get16(sb + 0xfe) : 32;
-    return e->blocks > e->first && e->blocks <= size / e->block &&
-           e->per_group > 0 && e->per_group <= 8 * e->block &&
-           e->inodes_per_group > 0 && e->inodes_per_group <= 8 * e->block &&
+    if (e->blocks <= e->first || e->blocks > size / e->block ||
+        e->per_group == 0 || e->per_group > 8 * e->block) {
+        return false;
+    }
+    e->groups = (e->blocks - e->first + e->per_group - 1) / e->per_group;
+    return e->inodes_per_group > 0 && e->inodes_per_group <= 8 * e->block &&
            e->inode >= 128 && e->inode <= e->block &&
            (e->descriptor == 32 || e->descriptor == 64);
 }
 
-/* Nothing of this begins at the superblock, or before it. */
 static void
 add_blocks(const place *p, const ext *e, uint64_t from, uint64_t count)
 {
-    if (from > e->first && from < e->blocks && count <= e->blocks - from) {
+    if (from < e->blocks && count <= e->blocks - from) {
         add(p, from * e->block, count * e->block);
     }
 }
 
-/* The descriptors, and the inode tables that they name. */
+/* Adds blocks that the disk names.  None of them begins at the superblock, or
+ * before it. */
+static void
+add_named(const place *p, const ext *e, uint64_t from, uint64_t count)
+{
+    if (from > e->first) {
+        add_blocks(p, e, from, count);
+    }
+}
+
+/* Returns the first group behind `group` that has a copy of the superblock; it
+ * may be one that does not exist. */
+static uint64_t
+next_copy(const ext *e, uint64_t group)
+{
+    uint64_t next = UINT64_MAX;
+    if ((e->compatible & EXT_SPARSE2) != 0) {
+        for (int i = 0; i < 2; i++) {
+            uint64_t backup = e->backups[i];
+            next = backup > group && backup < next ? backup : next;
+        }
+        return next;
+    }
+    if ((e->read_only & EXT_SPARSE) == 0 || group == 0) {
+        return group + 1;
+    }
+    for (unsigned base = 3; base <= 7; base += 2) {
+        uint64_t power = base;
+        while (power <= group) {
+            power *= base;
+        }
+        next = power < next ? power : next;
+    }
+    return next;
+}
+
+/* Adds one block of descriptors with meta_bg: behind the superblock, if the
+ * group has one.  A group that does not exist begins behind the last block. */
+static void
+add_descriptors(const place *p, const ext *e, uint64_t group)
+{
+    bool super = group == 0 || next_copy(e, group - 1) == group;
+    add_blocks(p, e, e->first + group * e->per_group + super, 1);
+}
+
+/* Adds the copies of the superblock, with those of the descriptors behind them;
+ * then the descriptors of meta groups, three copies each. */
+static void
+find_copies(const place *p, const ext *e)
+{
+    uint64_t size = e->block / e->descriptor; /* groups of a meta group */
+    uint64_t end = (e->groups + size - 1) / size, old = end;
+    if ((e->features & EXT_META_BG) != 0 && e->first_meta < end) {
+        old = e->first_meta;
+    }
+    uint64_t group = 0;
+    for (int i = 0; i < EXT_MAX_COPIES && group < e->groups; i++) {
+        add_blocks(p, e, e->first + group * e->per_group,
+                   1 + (group / size < old ? old : 0));
+        group = next_copy(e, group);
+    }
+    for (uint64_t i = old; i < end && i - old < EXT_MAX_COPIES; i++) {
+        add_descriptors(p, e, i * size);
+        add_descriptors(p, e, i * size + 1);
+        add_descriptors(p, e, i * size + size - 1);
+    }
+}
+
+/* Adds the inode tables that the descriptors name. */
 static void
 find_inodes(const place *p, const ext *e)
 {
     uint8_t piece[PIECE];
-    uint64_t groups = (e->blocks - e->first + e->per_group - 1) / e->per_group;
-    uint64_t bytes = groups * e->descriptor;
+    uint64_t bytes = e->groups * e->descriptor;
     uint64_t table = (uint64_t)e->inodes_per_group * e->inode;
-    add_blocks(p, e, e->first + UINT64_C(1),
-               (bytes + e->block - 1) / e->block);
-    for (uint64_t at = 0; at < bytes && p->found->count < GD_FS_RANGES;
+    for (uint64_t at = 0; at < bytes && p->found->count < MAX_BEFORE_TABLES;
          at += PIECE) {
         size_t n = bytes - at < PIECE ? (size_t)(bytes - at) : PIECE;
         if (!get(p, piece, n, (e->first + UINT64_C(1)) * e->block + at)) {
             return;
         }
-        for (const uint8_t *d = piece; d < piece + n; d += e->descriptor) {
+        for (const uint8_t *d = piece;
+             d < piece + n && p->found->count < MAX_BEFORE_TABLES;
+             d += e->descriptor) {
             uint32_t high = e->descriptor == 64 ? gd_get32(d + 0x28) : 0;
-            add_blocks(p, e, join32(high, gd_get32(d + 8)),
-                       (table + e->block - 1) / e->block);
+            add_named(p, e, join32(high, gd_get32(d + 8)),
+                      (table + e->block - 1) / e->block);
         }
     }
 }
@@ -146,9 +228,8 @@ find_extents(const place *p, const ext *e, const uint8_t *node, size_t length,
     for (const uint8_t *x = node + EXTENT; entries > 0; entries--, x += EXTENT) {
         if (deep == 0) {
             unsigned count = gd_get16(x + 4);
-            add_blocks(p, e, join32(gd_get16(x + 6), gd_get32(x + 8)),
-                       count > MAX_EXTENT ? count - MAX_EXTENT
-                                              : count);
+            add_named(p, e, join32(gd_get16(x + 6), gd_get32(x + 8)),
+                      count > MAX_EXTENT ? count - MAX_EXTENT : count);
         } else {
             uint64_t at = join32(gd_get16(x + 8), gd_get32(x + 4));
             if (at < e->blocks && get(p, leaf, room, at * e->block)) {
@@ -166,12 +247,13 @@ find_ext(const place *p)
     if (!get(p, sb, sizeof sb, 1024) || !decode_ext(sb, p->size, &e)) {
         return;
     }
+    find_copies(p, &e);
+    /* The superblock has a copy of what the journal's inode has. */
+    if ((e.compatible & EXT_HAS_JOURNAL) != 0 && sb[0xfd] == 1) {
+        find_extents(p, &e, sb + 0x10c, 60, 1);
+    }
     if ((e.features & EXT_META_BG) == 0) {
         find_inodes(p, &e);
-    }
-    /* The superblock has a copy of what the journal's inode has. */
-    if ((gd_get32(sb + 0x5c) & EXT_HAS_JOURNAL) != 0 && sb[0xfd] == 1) {
-        find_extents(p, &e, sb + 0x10c, 60, 1);
     }
 }
 

@@ -3,8 +3,9 @@
  * fslayout.h - places of the bytes of a disk's file systems that are rarely
  * stored already (volumes.rst, "Hints").
  *
- * Of ext2 to ext4 these are the journal, the group descriptors and the inode
- * tables; of XFS the log and the headers of its allocation groups.  File systems
+ * Of ext2 to ext4 these are all copies of the superblock and of the group
+ * descriptors, the journal and the inode tables; of XFS the log and the headers
+ * of its allocation groups, copies of the superblock among them.  File systems
  * are looked for at the beginning of the disk, and in the partitions of an MBR
  * or a GPT, of sectors of 512 bytes.
  *
@@ -21,7 +22,7 @@
 
 #include "engine/read/plan.h"
 
-enum { GD_FS_RANGES = 1024 };
+enum { GD_FS_RANGES = 1280 };
 
 /* Sorted; no two meet. */
 typedef struct gd_fslayout {

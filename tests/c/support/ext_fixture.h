@@ -26,8 +26,11 @@ enum {
     EXT_BLOCKS_PER_GROUP = 0x20,
     EXT_COMPAT = 0x5c,
     EXT_INCOMPAT = 0x60,
+    EXT_RO_COMPAT = 0x64,
+    EXT_FIRST_META_BG = 0x104,
     EXT_JOURNAL_EXTENTS = 0x10c, /* of the journal's inode */
     EXT_BLOCKS_HIGH = 0x150,
+    EXT_BACKUP_GROUPS = 0x24c,
 };
 
 /* Writes it for a file system that begins at fs; returns its address. */

@@ -102,25 +102,143 @@ TEST(test_ext)
     memset(disk, 0, SIZE);
     uint8_t *sb = make_ext(disk);
     find(SIZE);
-    CHECK_RANGES({2048, 1024}, {10 * 1024, 8192}, {600 * 1024, 8192});
+    CHECK_RANGES({1024, 2048}, {10 * 1024, 8192}, {513 * 1024, 2048},
+                 {600 * 1024, 8192});
     /* The file system must fit. */
     find(1 << 20);
-    CHECK_INT(found.count, 3);
+    CHECK_INT(found.count, 4);
     find((1 << 20) - 1);
     CHECK_INT(found.count, 0);
     /* The tables are in other places, and none is of 64 bits in descriptors of
      * 32. */
     gd_put32(sb + EXT_INCOMPAT, 0x80 | 0x10);
     find(SIZE);
-    CHECK_INT(found.count, 0);
+    CHECK_RANGES({1024, 2048}, {513 * 1024, 2048});
     gd_put32(sb + EXT_INCOMPAT, 0);
     gd_put32(disk + 2048 + 32 + 8, 20);
     find(SIZE);
-    CHECK_RANGES({2048, 1024}, {10 * 1024, 8192}, {20 * 1024, 8192});
+    CHECK_RANGES({1024, 2048}, {10 * 1024, 8192}, {20 * 1024, 8192},
+                 {513 * 1024, 2048});
     /* A table beyond the end is left out. */
     gd_put32(disk + 2048 + 8, 1017);
     find(SIZE);
-    CHECK_RANGES({2048, 1024}, {20 * 1024, 8192});
+    CHECK_RANGES({1024, 2048}, {20 * 1024, 8192}, {513 * 1024, 2048});
+}
+
+enum { GROUPS = 2000, SPARSE = 1, SPARSE2 = 0x200, META_BG = 0x10 };
+
+/* Makes a file system of blocks of 1024 without journal and inode tables, in
+ * GROUPS groups of 256 blocks.  Its descriptors of 64 bytes need 125 blocks. */
+static uint8_t *
+make_groups(void)
+{
+    memset(disk, 0, SIZE);
+    uint8_t *sb = make_ext(disk);
+    memset(disk + 2048, 0, SIZE - 2048);
+    gd_put32(sb + EXT_BLOCKS, 1 + GROUPS * 256);
+    gd_put32(sb + EXT_BLOCKS_PER_GROUP, 256);
+    return sb;
+}
+
+/* Checks that the next range, number *i, is of these blocks of a group. */
+static void
+check_copy(size_t *i, uint64_t group, uint64_t from, uint64_t count)
+{
+    if (CHECK(*i < found.count)) {
+        const gd_range *r = &found.ranges[(*i)++];
+        CHECK_INT(r->offset, (1 + group * 256 + from) * 1024);
+        CHECK_INT(r->length, count * 1024);
+    }
+}
+
+TEST(test_copies)
+{
+    static const uint64_t sparse[] = {0,   1,   3,   5,   7,  9,  25, 27, 49,
+                                      81,  125, 243, 343, 625, 729};
+    const uint64_t size = UINT64_C(1) << 40;
+    uint8_t *sb = make_groups();
+    size_t i = 0;
+    gd_put32(sb + EXT_RO_COMPAT, SPARSE);
+    find(size);
+    for (size_t k = 0; k < sizeof sparse / sizeof sparse[0]; k++) {
+        check_copy(&i, sparse[k], 0, 126);
+    }
+    CHECK_INT(found.count, i);
+    /* Each group has one, of which not all are found. */
+    gd_put32(sb + EXT_RO_COMPAT, 0);
+    find(size);
+    CHECK_INT(found.count, 64);
+    i = 63;
+    check_copy(&i, 63, 0, 126);
+    /* Two backups at most, in any order, if their groups exist. */
+    gd_put32(sb + EXT_RO_COMPAT, SPARSE);
+    gd_put32(sb + EXT_COMPAT, SPARSE2);
+    gd_put32(sb + EXT_BACKUP_GROUPS, GROUPS - 1);
+    gd_put32(sb + EXT_BACKUP_GROUPS + 4, 2);
+    find(size);
+    CHECK_INT(found.count, 3);
+    i = 1;
+    check_copy(&i, 2, 0, 126);
+    check_copy(&i, GROUPS - 1, 0, 126);
+    gd_put32(sb + EXT_BACKUP_GROUPS, GROUPS);
+    gd_put32(sb + EXT_BACKUP_GROUPS + 4, 0);
+    find(size);
+    CHECK_INT(found.count, 1);
+}
+
+/* Groups of 16 have a block of descriptors in their first, second and last
+ * group, except in the first meta groups after a file system grew. */
+TEST(test_copies_of_meta_groups)
+{
+    const uint64_t size = UINT64_C(1) << 40;
+    uint8_t *sb = make_groups();
+    gd_put32(sb + EXT_RO_COMPAT, SPARSE);
+    gd_put32(sb + EXT_INCOMPAT, 0x80 | META_BG);
+    gd_put32(sb + EXT_FIRST_META_BG, 1);
+    find(size);
+    size_t i = 0;
+    check_copy(&i, 0, 0, 2);
+    check_copy(&i, 1, 0, 2);
+    check_copy(&i, 3, 0, 2);
+    check_copy(&i, 5, 0, 2);
+    check_copy(&i, 7, 0, 2);
+    check_copy(&i, 9, 0, 2);
+    check_copy(&i, 16, 0, 1); /* it has no superblock */
+    check_copy(&i, 17, 0, 1);
+    check_copy(&i, 25, 0, 1); /* but this one has no more */
+    check_copy(&i, 27, 0, 1);
+    check_copy(&i, 31, 0, 1);
+    check_copy(&i, 32, 0, 1);
+    check_copy(&i, 33, 0, 1);
+    check_copy(&i, 47, 0, 1);
+    check_copy(&i, 48, 0, 1);
+    check_copy(&i, 49, 0, 2); /* both */
+    /* There are 15 superblocks, and three blocks of descriptors for each of 64
+     * meta groups.  In groups 49, 81 and 625 one is behind the other. */
+    CHECK_INT(found.count, 15 + 64 * 3 - 3);
+    /* More than there are: all are behind the superblocks. */
+    gd_put32(sb + EXT_FIRST_META_BG, UINT32_MAX);
+    find(size);
+    CHECK_INT(found.count, 15);
+    CHECK_INT(found.ranges[14].length, 126 * 1024);
+}
+
+/* The inode tables of one file system leave room for the copies of the next
+ * one. */
+TEST(test_copies_after_tables)
+{
+    uint8_t *sb = make_groups();
+    gd_put32(sb + EXT_RO_COMPAT, SPARSE);
+    for (uint32_t group = 0; group < GROUPS; group++) {
+        gd_put32(disk + 2048 + 64 * group + 8, 1 + 256 * group + 130);
+    }
+    gd_put16(disk + 510, 0xaa55);
+    disk[446 + 4] = 0x83;
+    gd_put32(disk + 446 + 8, 4096);
+    gd_put32(disk + 446 + 12, 2048);
+    make_ext(disk + (2 << 20));
+    find(UINT64_C(1) << 40);
+    CHECK_INT(found.count, 1024 + 2);
 }
 
 TEST(test_journal)
@@ -132,10 +250,10 @@ TEST(test_journal)
     ext_put_extent(node, 0, 30, 100);
     sb[0xfd] = 0;
     find(SIZE);
-    CHECK_INT(found.count, 0); /* there is no copy of the inode */
+    CHECK_INT(found.count, 2); /* there is no copy of the inode */
     sb[0xfd] = 1;
     find(SIZE);
-    CHECK_RANGES({100 * 1024, 30 * 1024});
+    CHECK_RANGES({1024, 2048}, {100 * 1024, 30 * 1024}, {513 * 1024, 2048});
     /* One more level is followed, and not two. */
     uint8_t *leaf = disk + 300 * 1024;
     memcpy(leaf, node, 24);
@@ -143,17 +261,17 @@ TEST(test_journal)
     memset(node + 12, 0, 12);
     gd_put32(node + 12 + 4, 300);
     find(SIZE);
-    CHECK_RANGES({100 * 1024, 30 * 1024});
+    CHECK_RANGES({1024, 2048}, {100 * 1024, 30 * 1024}, {513 * 1024, 2048});
     gd_put16(leaf + 6, 1);
     find(SIZE);
-    CHECK_INT(found.count, 0);
+    CHECK_INT(found.count, 2);
     gd_put16(leaf + 6, 0);
     gd_put16(leaf + 2, 400); /* more entries than fit */
     find(SIZE);
-    CHECK_INT(found.count, 0);
+    CHECK_INT(found.count, 2);
     gd_put16(node + 2, 5);
     find(SIZE);
-    CHECK_INT(found.count, 0);
+    CHECK_INT(found.count, 2);
 }
 
 /* Makes three groups of 200 blocks, the last one shorter; the log of 20 blocks
@@ -205,9 +323,9 @@ TEST(test_mbr)
     gd_put32(disk + 446 + 32 + 12, 4096);
     make_xfs(disk + (2 << 20));
     find(SIZE);
-    CHECK_INT(found.count, 7);
-    CHECK_INT(found.ranges[0].offset, (1 << 20) + 2048);
-    CHECK_INT(found.ranges[3].offset, 2 << 20);
+    CHECK_INT(found.count, 8);
+    CHECK_INT(found.ranges[0].offset, (1 << 20) + 1024);
+    CHECK_INT(found.ranges[4].offset, 2 << 20);
     gd_put32(disk + 446 + 16 + 12, 2047); /* too short for it */
     gd_put32(disk + 446 + 32 + 12, 4097); /* behind the end */
     find(SIZE);
@@ -232,8 +350,8 @@ TEST(test_gpt)
     gd_put64(entry + 40, 4095);
     make_ext(disk + (1 << 20));
     find(SIZE);
-    CHECK_INT(found.count, 3);
-    CHECK_INT(found.ranges[0].offset, (1 << 20) + 2048);
+    CHECK_INT(found.count, 4);
+    CHECK_INT(found.ranges[0].offset, (1 << 20) + 1024);
     gd_put64(entry + 40, UINT64_MAX);
     find(SIZE);
     CHECK_INT(found.count, 0);

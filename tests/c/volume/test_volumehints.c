@@ -130,14 +130,16 @@ TEST_WITH(test_metadata, setup(), teardown())
     make_ext(model);
     store(0, PART);
     gd_volume_counters c = checkpoint();
-    /* These are the descriptors, the journal, and the inode table. */
-    CHECK_INT(c.skipped, (1 + 16 + 8) * BLOCK);
+    /* These are the superblock, the descriptors, the journal, and the inode
+     * table. */
+    CHECK_INT(c.skipped, (2 + 16 + 8) * BLOCK);
     CHECK_INT(c.duplicate, PART - 40 * BLOCK);
     CHECK_INT(c.read, SIZE);
 }
 
-/* Blocks that are partly in a range are looked up: the file system has blocks
- * of 1024, its inode table ends in the middle of one of ours, and its journal
+/* Blocks that are partly in a range are not looked up: the file system has blocks
+ * of 1024, so that its superblock and its descriptors begin in the middle of one
+ * of ours; its inode table begins and ends in the middle of one, and its journal
  * begins with the next. */
 TEST_WITH(test_parts_of_blocks, setup(), teardown())
 {
@@ -153,7 +155,7 @@ TEST_WITH(test_parts_of_blocks, setup(), teardown())
     ext_put_extent(sb + EXT_JOURNAL_EXTENTS, 0, 8, 164);
     gd_put32(model + 2048 + 8, 130); /* to 161 */
     store(0, PART);
-    CHECK_INT(checkpoint().skipped, (7 + 2) * BLOCK);
+    CHECK_INT(checkpoint().skipped, (1 + 9 + 2) * BLOCK);
 }
 
 /* ---- prefetching ---- */
