@@ -510,6 +510,10 @@ class Relocation:
     def add(self, addresses: bytes) -> None:
         """Read, verify and store blocks anew, never in their own group.
         Those that do not verify are left out, or taken from a spare copy."""
+    def add_equal(self, old: int, copy: int, nodedup: bool) -> None:
+        """The same for the block at `copy`, to replace that at `old`.
+
+        :param nodedup: the mark of the new block"""
     def finish(self) -> bytes:
         """Sync point; the mapping from old to new addresses."""
     def close(self) -> None: ...

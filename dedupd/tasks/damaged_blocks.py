@@ -7,9 +7,10 @@ block's entry that no look-up may return it. A *known* block is marked, and
 recorded in the catalog with the images that need it.
 
 A known block is *healed* if the same block is also stored elsewhere: then the
-images that need it are merged to that block. Where fingerprints are not
-cryptographic, only the block itself can heal, if it becomes readable again.
-The record goes when no recipe names the block any more.
+images that need it are merged to that block, or to a new copy of it if one of
+the two must stay a copy (I14). Where fingerprints are not cryptographic, only
+the block itself can heal, if it becomes readable again. The record goes when
+no recipe names the block any more.
 """
 
 import collections
@@ -30,6 +31,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
+from glance_dedup.repository import features
 from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
@@ -128,7 +130,10 @@ class Damage:
             elif (entry.state == block_addresses.LIVE
                     and entry.fingerprint in self._wanted
                     and address not in bad):
-                self._copies.setdefault(entry.fingerprint, address)
+                if not entry.nodedup:
+                    self._copies[entry.fingerprint] = address
+                else:
+                    self._copies.setdefault(entry.fingerprint, address)
 
     def mark(self, addresses: Iterable[int]) -> set[int]:
         """Mark damaged blocks, and report the images that need them.
@@ -256,9 +261,14 @@ class Damage:
                     break
             else:
                 left.append(address)
-        if left:
-            # Read spare copies; or the cause of the read errors has passed.
+        apart = {address: mapping.pop(address) for address in [*mapping]
+                 if self._is_nodedup(address)
+                 or self._is_nodedup(mapping[address])}
+        if left or apart:
             with contextlib.suppress(exceptions.NoSpaceError):
+                self._add_again(apart, relocation)
+                # Read spare copies; or the cause of the read errors has
+                # passed.
                 self._add_readable(left, relocation)
                 pairs = block_addresses.unpack(relocation.finish(), 'Q')
                 mapping.update(zip(pairs[::2], pairs[1::2]))
@@ -270,6 +280,16 @@ class Damage:
                 '%s is not cryptographic', lost,
                 self._maintainer.repository.parameters.fingerprint)
         return mapping
+
+    def _add_again(self, apart: dict[int, int],
+                   relocation: _engine.Relocation) -> None:
+        """Store copies again, each with its damaged block's mark (I14)."""
+        for address, copy in apart.items():
+            try:
+                relocation.add_equal(address, copy, self._is_nodedup(address))
+            except exceptions.UnavailableError as e:
+                LOG.warning('Group %08x: a damaged block is not healed now: '
+                            '%s', block_addresses.group_of(address), e)
 
     @staticmethod
     def _add_readable(addresses: list[int], relocation: _engine.Relocation
@@ -296,6 +316,15 @@ class Damage:
                 exceptions.UnavailableError, *exceptions.UNREADABLE):
             return False
         return not damaged and not invalid
+
+    def _is_nodedup(self, address: int) -> bool:
+        """Return whether a block must stay a copy, or may have to."""
+        with contextlib.suppress(exceptions.UnavailableError,
+                                 *exceptions.UNREADABLE):
+            entry = self._entry(address)
+            if entry.state != block_addresses.INVALID:
+                return entry.nodedup
+        return features.NODEDUP in self._maintainer.repository.features
 
     def _same_scope(self, *addresses: int) -> bool:
         """Return whether images may merge: the addresses are of one scope."""

@@ -237,6 +237,22 @@ relocation_add(PyObject *object, PyObject *args)
 }
 
 static PyObject *
+relocation_add_equal(PyObject *object, PyObject *args)
+{
+    relocation_object *self = (relocation_object *)object;
+    unsigned long long old, from;
+    int nodedup;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "KKp", &old, &from, &nodedup) ||
+        !gd_py_call_part(object, 1, &call)) {
+        return NULL;
+    }
+    gd_status s = gd_block_copy_add_equal(self->relocation, old, from,
+                                          nodedup != 0, &call.err);
+    return gd_py_end_none(&call, s);
+}
+
+static PyObject *
 relocation_finish(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     relocation_object *self = (relocation_object *)object;
@@ -254,6 +270,7 @@ relocation_finish(PyObject *object, PyObject *Py_UNUSED(unused))
 
 static PyMethodDef relocation_methods[] = {
     {"add", relocation_add, METH_VARARGS, NULL},
+    {"add_equal", relocation_add_equal, METH_VARARGS, NULL},
     {"finish", relocation_finish, METH_NOARGS, NULL},
     {"close", gd_py_part_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -36,7 +36,7 @@ LIVE, FREED, DAMAGED, INVALID = 1, 3, 4, 7
 
 _SLOT_BITS = 15
 _ADDRESS_BITS = 40
-_ENTRY = struct.Struct('<32sII4xB3x')
+_ENTRY = struct.Struct('<32sII4xB?2x')
 _ENTRY_WORDS = ENTRY_BYTES // 4
 _ENTRY_STATE = 44
 _RUN = struct.Struct('<III')
@@ -126,6 +126,8 @@ class Entry(NamedTuple):
     length: int
     """Bytes of the block before compression."""
     state: int
+    nodedup: bool
+    """The block stays a copy (I14). Without a meaning in an invalid entry."""
 
 
 class Columns(NamedTuple):

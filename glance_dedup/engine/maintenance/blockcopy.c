@@ -153,14 +153,18 @@ read_block(gd_block_copy *copy, gd_address address, gd_entry *entry,
                : s;
 }
 
+/* Stores the block at `from` again, for the address `old`.  nodedup: the copy's
+ * mark; NULL: it is the block's. */
 static gd_status
-copy_block(gd_block_copy *copy, uint64_t number, gd_error *err)
+copy_block(gd_block_copy *copy, uint64_t old, uint64_t from,
+           const bool *nodedup, gd_error *err)
 {
-    gd_address old = gd_address_of(number), to;
+    gd_address to;
     gd_entry entry;
     const uint8_t *data;
     bool had;
-    gd_status s = read_block(copy, old, &entry, &data, &had, err);
+    gd_status s =
+        read_block(copy, gd_address_of(from), &entry, &data, &had, err);
     if (s != GD_OK || !had) {
         return s;
     }
@@ -168,11 +172,13 @@ copy_block(gd_block_copy *copy, uint64_t number, gd_error *err)
         copy->packer,
         &gd_address_reader_group(copy->reader)->scope, err);
     if (s == GD_OK) {
-        gd_packer_set_nodedup(copy->packer, entry.nodedup); /* I14 */
+        gd_packer_set_nodedup(copy->packer, nodedup == NULL
+                                                ? entry.nodedup
+                                                : *nodedup); /* I14 */
         s = gd_packer_add(copy->packer, data, entry.plain_length,
                           &entry.fingerprint, entry.checksum, &to, err);
     }
-    return s == GD_OK ? note_pair(copy, number, to, err) : s;
+    return s == GD_OK ? note_pair(copy, old, to, err) : s;
 }
 
 gd_status
@@ -187,10 +193,23 @@ gd_block_copy_add(gd_block_copy *copy, const uint8_t *addresses,
     }
     s = take_addresses(copy, addresses, count, &numbers, &distinct, err);
     for (size_t i = 0; s == GD_OK && i < distinct; i++) {
-        s = copy_block(copy, numbers[i], err);
+        s = copy_block(copy, numbers[i], numbers[i], NULL, err);
     }
     copy->repo->env->release(copy->repo->env, numbers);
     return s;
+}
+
+gd_status
+gd_block_copy_add_equal(gd_block_copy *copy, uint64_t old, uint64_t from,
+                        bool nodedup, gd_error *err)
+{
+    GD_TRY(gd_repo_require_owner(copy->repo, err));
+    if (!gd_address_is_valid(old) || !gd_address_is_valid(from)) {
+        return gd_fail(err, GD_INVALID, "%llu or %llu is not an address",
+                       (unsigned long long)old, (unsigned long long)from);
+    }
+    GD_TRY(gd_packer_avoid(copy->packer, gd_address_of(old).group, err));
+    return copy_block(copy, old, from, &nodedup, err);
 }
 
 static int

@@ -26,6 +26,11 @@ void gd_block_copy_close(gd_block_copy *copy);
 gd_status gd_block_copy_add(gd_block_copy *copy,
                             const uint8_t *addresses, size_t count,
                             gd_error *err);
+/* Copies the block at `from`, likewise, to replace the equal block at `old`.  The
+ * copy gets the mark nodedup, or does not. */
+gd_status gd_block_copy_add_equal(gd_block_copy *copy, uint64_t old,
+                                  uint64_t from, bool nodedup,
+                                  gd_error *err);
 /* Makes a sync point.  *pairs has a gd_mapping's layout.  The relocation owns
  * it, and it is valid until the relocation is closed or added to. */
 gd_status gd_block_copy_finish(gd_block_copy *copy,

@@ -18,6 +18,9 @@ from glance_dedup.repository import openvolumes
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
+from tests.unit.dedupd.tasks import scrubbing
+
+no_pause = scrubbing.no_pause
 
 BLOCK = 512
 DATA = maintenance.content(1, blocks=40)
@@ -103,3 +106,65 @@ def test_shared_by_address(repo):
     require_apart(repo, merged=True)
     assert maintenance.blocks_of(repo, 'snapshot') == (
         maintenance.blocks_of(repo, 'copies'))
+
+
+# -- healing ------------------------------------------------------------------
+
+@pytest.fixture
+def damaged(request, tmp_path):
+    """Return a repository in which one block of an image went bad.
+
+    The test's parameters are whether the image, and the other one with the
+    same content, are stored without deduplication.
+    """
+    path = repositories.create(tmp_path / 'repo', block_size=BLOCK,
+                               group_slots=64)
+    with repositories.open_repository(path, codec='none') as repo:
+        repositories.put(repo, 'bad', DATA, dedup=not request.param[0])
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            scrubbing.damage(path, maintenance.blocks_of(repo, 'bad')[7])
+            assert scrubbing.scrub(maintainer).images == ['bad']
+        repositories.put(repo, 'good', DATA, dedup=not request.param[1])
+        yield repo
+
+
+@pytest.mark.parametrize('damaged', [(True, True), (True, False),
+                                     (False, True)], indirect=True)
+def test_healing(request, damaged):
+    """A healed block has its mark again, and is none of the other image's."""
+    bad, good = request.node.callspec.params['damaged']
+    before = maintenance.blocks_of(damaged, 'good')
+    with maintaining(damaged) as maintainer:
+        merger.run_once(maintainer, pacing.Pace())      # it makes the index
+        assert scrubbing.scrub(maintainer).healed == 1
+        merger.run_once(maintainer, pacing.Pace())
+        maintenance.require_counted(maintainer)
+    assert repositories.read_all(damaged, 'bad') == DATA
+    assert maintenance.blocks_of(damaged, 'good') == before
+    healed = maintenance.blocks_of(damaged, 'bad')
+    assert not set(healed) & set(before)
+    assert {repositories.Group(damaged.path, group).is_nodedup(slot)
+            for group, slot in healed} == {bad}
+    assert {repositories.Group(damaged.path, group).is_nodedup(slot)
+            for group, slot in before} == {good}
+    assert checker.check(damaged.path).ok
+
+
+def test_healing_by_an_ordinary_block(tmp_path):
+    """Of two good copies, the one that can be shared is."""
+    path = repositories.create(tmp_path / 'repo', block_size=BLOCK,
+                               group_slots=64)
+    with repositories.open_repository(path, codec='none') as repo:
+        repositories.put(repo, 'bad', DATA)
+        bad = maintenance.blocks_of(repo, 'bad')[7]
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            scrubbing.damage(path, bad)
+            scrubbing.scrub(maintainer)
+            repositories.put(repo, 'copy', DATA, dedup=False)
+            repositories.put(repo, 'ordinary', DATA)
+            repositories.put(repo, 'more', DATA, dedup=False)
+            assert scrubbing.scrub(maintainer).healed == 1
+        assert maintenance.blocks_of(repo, 'bad') == (
+            maintenance.blocks_of(repo, 'ordinary'))
