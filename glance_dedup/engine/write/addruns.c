@@ -25,8 +25,10 @@ typedef struct pieces {
     size_t bytes;
     uint32_t lengths[GD_EXTENT_BLOCKS];
     size_t count;
+    bool nodedup; /* the mark of all of them */
 } pieces;
 
+/* I14: the blocks keep their mark, and get no other. */
 static gd_status
 store_pieces(adding *a, pieces *p, gd_error *err)
 {
@@ -38,8 +40,12 @@ store_pieces(adding *a, pieces *p, gd_error *err)
     gd_status s = gd_image_read(a->source, a->buffer, p->bytes, p->offset,
                                 &done, err);
     if (s == GD_OK) {
+        gd_dedup own = a->intake->dedup;
+        gd_ingest_set_dedup(a->intake,
+                            p->nodedup ? GD_DEDUP_OFF : GD_DEDUP_ALL);
         s = gd_ingest_take_blocks(a->intake, a->buffer, p->lengths, p->count,
                                   addresses, err);
+        gd_ingest_set_dedup(a->intake, own);
     }
     if (s == GD_OK) {
         *a->stored += p->bytes;
@@ -60,16 +66,19 @@ make_buffer(adding *a, gd_error *err)
     return a->buffer == NULL ? GD_NOMEM : GD_OK;
 }
 
+/* Takes a block, or a part of one. */
 static gd_status
 take_piece(adding *a, pieces *p, uint64_t offset, uint32_t length,
-           gd_error *err)
+           bool nodedup, gd_error *err)
 {
     gd_status s = make_buffer(a, err);
-    if (s == GD_OK && p->bytes + length > a->room) {
+    if (s == GD_OK &&
+        (p->bytes + length > a->room || p->nodedup != nodedup)) {
         s = store_pieces(a, p, err);
     }
     if (p->count == 0) {
         p->offset = offset;
+        p->nodedup = nodedup;
     }
     p->lengths[p->count++] = length;
     p->bytes += length;
@@ -122,7 +131,8 @@ add_blocks(adding *a, const gd_extent *extent, gd_range range, bool share,
             continue; /* it lies before the range */
         }
         if (!share || to - from < entry->plain_length) {
-            s = take_piece(a, &p, from, (uint32_t)(to - from), err);
+            s = take_piece(a, &p, from, (uint32_t)(to - from),
+                           entry->nodedup, err);
             continue;
         }
         s = store_pieces(a, &p, err);

@@ -11,7 +11,8 @@
  *
  * The bytes are read and stored instead where that is impossible: blocks of
  * which only a part is wanted, blocks of another scope, and groups whose lock
- * is refused.  They are cut as they were in the source.
+ * is refused.  They are cut as they were in the source, and keep their marks
+ * (I14).
  */
 #ifndef GD_ADDRUNS_H
 #define GD_ADDRUNS_H

@@ -79,6 +79,13 @@ gd_ingest_close(gd_ingest *intake)
     }
 }
 
+void
+gd_ingest_set_dedup(gd_ingest *intake, gd_dedup dedup)
+{
+    intake->dedup = dedup;
+    gd_packer_set_nodedup(intake->packer, dedup == GD_DEDUP_OFF);
+}
+
 /* ---- a batch's way ---- */
 
 /* Gives the block an address: that of an equal block of ours, or a new one. */

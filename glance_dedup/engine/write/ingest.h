@@ -62,6 +62,9 @@ gd_status gd_ingest_open(gd_ingest *intake, gd_repo *repo,
 /* Releases all locks, so REQUIRES: the recipe is committed or given up. */
 void gd_ingest_close(gd_ingest *intake);
 
+/* Chooses the blocks that are looked up from the next batch on.  Those of OFF get
+ * the mark nodedup. */
+void gd_ingest_set_dedup(gd_ingest *intake, gd_dedup dedup);
 /* Takes the next bytes.  On return the caller may reuse data. */
 gd_status gd_ingest_take(gd_ingest *intake, const uint8_t *data,
                          size_t length, gd_error *err);

@@ -29,6 +29,7 @@ typedef struct gd_lookup gd_lookup;
 typedef enum gd_dedup {
     GD_DEDUP_ALL,
     GD_DEDUP_PROBE, /* a sample of each batch; all of it if one is found */
+    GD_DEDUP_SKIP,  /* only among the transaction's own blocks */
     GD_DEDUP_OFF,   /* none, and no look-up finds these blocks (I14) */
 } gd_dedup;
 

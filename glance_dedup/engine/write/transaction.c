@@ -150,9 +150,7 @@ gd_transaction_upload_id(const gd_transaction *transaction)
 void
 gd_transaction_set_lookup_mode(gd_transaction *transaction, gd_dedup dedup)
 {
-    gd_ingest *intake = &transaction->intake;
-    intake->dedup = dedup;
-    gd_packer_set_nodedup(intake->packer, dedup == GD_DEDUP_OFF);
+    gd_ingest_set_dedup(&transaction->intake, dedup);
 }
 
 void

@@ -30,9 +30,7 @@ const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
 
 /* ---- hints (volumes.rst) ---- */
 
-/* Chooses the blocks that are looked up from the next batch on.  OFF is for a
- * whole transaction: when a sync point publishes blocks, the index gets hints
- * to all of them or to none. */
+/* Chooses the blocks that are looked up from the next batch on. */
 void gd_transaction_set_lookup_mode(gd_transaction *transaction,
                                     gd_dedup dedup);
 /* Looks into these groups first.  Called before the first block. */

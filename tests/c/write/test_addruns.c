@@ -208,6 +208,96 @@ TEST(test_a_lock_is_refused)
     teardown_source();
 }
 
+/* Fills in whether each block of an image has the mark nodedup, and returns
+ * the number of blocks. */
+static size_t
+list_marks(const char *id, bool *marks)
+{
+    gd_image *image = require_image(the_repo, id);
+    gd_recipe_page page;
+    gd_entry entries[GD_EXTENT_BLOCKS];
+    size_t n = 0;
+    for (uint64_t p = 1; p <= gd_image_pages(image); p++) {
+        CHECK_INT(gd_image_extents(image, p, &page, &the_scratch.err), GD_OK);
+        for (uint32_t i = 0; i < page.count; i++) {
+            const gd_extent *e = &page.extents[i];
+            gd_group *group;
+            if (e->kind == GD_EXTENT_ZEROS ||
+                !CHECK_INT(gd_fpcache_group(the_repo->cache, e->group, true,
+                                            &group, &the_scratch.err),
+                           GD_OK)) {
+                continue;
+            }
+            CHECK_INT(gd_group_read_entries(group, e->slot, e->blocks,
+                                            entries, &the_scratch.err), GD_OK);
+            gd_fpcache_return_group(the_repo->cache, group);
+            for (uint32_t k = 0; k < e->blocks; k++) {
+                marks[n++] = entries[k].nodedup;
+            }
+        }
+    }
+    gd_image_close(image);
+    return n;
+}
+
+/* I14: blocks that are stored again keep their marks, and get no others,
+ * whatever the transaction does with its own blocks. */
+static void
+check_marks(gd_dedup dedup)
+{
+    static bool before[BLOCKS], after[BLOCKS + 1];
+    static uint32_t lengths[BLOCKS];
+    static gd_address addresses[BLOCKS];
+    transaction_setup();
+    fill_random(source_data, LENGTH, 3);
+    gd_transaction *transaction = begin_image("source");
+    for (size_t i = 0; i < BLOCKS;) {
+        size_t n = i % 7 + 1 < BLOCKS - i ? i % 7 + 1 : BLOCKS - i;
+        for (size_t k = 0; k < n; k++) {
+            lengths[k] = BLOCK;
+        }
+        gd_transaction_set_lookup_mode(transaction, i % 2 == 0
+                                                        ? GD_DEDUP_OFF
+                                                        : GD_DEDUP_ALL);
+        CHECK_INT(gd_transaction_write_blocks(transaction,
+                                              source_data + i * BLOCK, lengths,
+                                              n, addresses, &the_scratch.err),
+                  GD_OK);
+        i += n;
+    }
+    commit(transaction, &(gd_recipe_header){.size = 0});
+    size_t marked = 0;
+    CHECK_INT(list_marks("source", before), BLOCKS);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        marked += before[i];
+    }
+    CHECK(marked > 0 && marked < BLOCKS);
+    source = require_image(the_repo, "source");
+    gd_repo *other = scratch_repo(&the_scratch);
+    uint64_t bytes;
+    uint32_t group = first_group(&bytes);
+    CHECK_INT(gd_locks_lock_exclusive(other->locks, group, &the_scratch.err),
+              GD_OK);
+    transaction = begin_image("copy");
+    gd_transaction_set_lookup_mode(transaction, dedup);
+    CHECK_INT(add(transaction, 0, BLOCKS * BLOCK), bytes);
+    write_all(transaction, source_data, BLOCK);
+    commit(transaction, &(gd_recipe_header){.size = 0});
+    gd_locks_unlock_exclusive(other->locks, group);
+    gd_repo_close(other);
+    CHECK_INT(list_marks("copy", after), BLOCKS + 1);
+    CHECK(memcmp(before, after, BLOCKS * sizeof *before) == 0);
+    CHECK_INT(after[BLOCKS], dedup == GD_DEDUP_OFF);
+    teardown_source();
+}
+
+TEST(test_marks)
+{
+    check_marks(GD_DEDUP_ALL);
+    check_marks(GD_DEDUP_PROBE);
+    check_marks(GD_DEDUP_OFF);
+}
+
 /* I6: the blocks stay from the call on, until the recipe counts. */
 TEST(test_the_blocks_stay)
 {
