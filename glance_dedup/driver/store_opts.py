@@ -127,8 +127,9 @@ blocks with images that are stored under the same setting.
 Projects whose uploads are stored without looking for duplicates.
 
 This saves a little time for data that shares no blocks with other
-images. The blocks stay copies: no later upload shares them, and merging
-does not join them.
+images. The blocks stay copies for ever: no later upload shares them,
+and merging does not join them. Only storing the image again, as another
+image, changes that.
 
 Images that are compressed or encrypted as a whole need no such
 option: the store recognises them, and looks for samples only.

@@ -118,24 +118,37 @@ changed_end(const writer *w, const gd_piece *piece)
     return end < most ? end : most;
 }
 
-/* Returns the end of the blocks from w->at on that are to be treated alike, at
- * `end` at the latest; *skip: they are not looked up, since some byte of each
- * is in a range of the layout, or at all. */
-static uint64_t
-hinted_end(const writer *w, uint64_t end, bool *skip)
+/* Returns whether the blocks from w->at on have bytes in one of the ranges.
+ * Lowers *end to where that changes. */
+static bool
+is_in(const writer *w, const gd_fslayout *ranges, uint64_t *end)
 {
-    uint64_t at = w->start + w->at, limit = end;
-    *skip = w->hints->no_dedup;
-    const gd_range *next =
-        *skip ? NULL : gd_fslayout_next(&w->hints->layout, at);
-    if (next != NULL) {
-        uint64_t from = next->offset > at ? next->offset - w->start : w->at;
-        from = from / w->block * w->block;
-        *skip = from == w->at;
-        limit = *skip ? round_up(w, next->offset + next->length - w->start)
-                      : from;
+    uint64_t at = w->start + w->at;
+    const gd_range *next = gd_fslayout_next(ranges, at);
+    if (next == NULL) {
+        return false;
     }
-    return limit < end ? limit : end;
+    uint64_t from = next->offset > at ? next->offset - w->start : w->at;
+    from = from / w->block * w->block;
+    bool in = from == w->at;
+    uint64_t limit =
+        in ? round_up(w, next->offset + next->length - w->start) : from;
+    *end = limit < *end ? limit : *end;
+    return in;
+}
+
+/* Chooses what to look up of the blocks from w->at on.  Lowers *end to where
+ * others begin. */
+static gd_dedup
+choose_dedup(const writer *w, uint64_t *end)
+{
+    const gd_edition_hints *hints = w->hints;
+    if (hints->no_dedup) {
+        return GD_DEDUP_OFF;
+    }
+    bool copies = is_in(w, &hints->copies, end);
+    bool rare = is_in(w, &hints->layout, end);
+    return copies ? GD_DEDUP_OFF : rare ? GD_DEDUP_SKIP : GD_DEDUP_ALL;
 }
 
 static gd_status
@@ -187,12 +200,8 @@ fill_window(writer *w, uint64_t end, gd_error *err)
 static gd_status
 store_window(writer *w, uint64_t end, gd_error *err)
 {
-    bool skip;
-    end = hinted_end(w, end, &skip);
-    if (!w->hints->no_dedup) {
-        gd_transaction_set_lookup_mode(w->transaction,
-                                       skip ? GD_DEDUP_OFF : GD_DEDUP_ALL);
-    }
+    gd_dedup dedup = choose_dedup(w, &end);
+    gd_transaction_set_lookup_mode(w->transaction, dedup);
     uint32_t lengths[WINDOW_BLOCKS];
     gd_address addresses[WINDOW_BLOCKS];
     size_t count = 0;
@@ -208,7 +217,7 @@ store_window(writer *w, uint64_t end, gd_error *err)
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         if (addresses[i].group == 0) {
             w->zero += lengths[i];
-        } else if (skip) {
+        } else if (dedup != GD_DEDUP_ALL) {
             w->skipped += lengths[i];
         }
     }
@@ -283,9 +292,7 @@ next_edition(gd_edition_batch *batch, const char *id, gd_error *err)
     const gd_edition_hints *hints = batch->hints;
     if (batch->transaction == NULL) {
         GD_TRY(begin_edition(repo, batch->head, id, &batch->transaction, err));
-        if (hints->no_dedup) {
-            gd_transaction_set_lookup_mode(batch->transaction, GD_DEDUP_OFF);
-        } else {
+        if (!hints->no_dedup) {
             gd_transaction_prefetch_groups(batch->transaction, hints->groups,
                                            hints->group_count);
         }

@@ -14,7 +14,8 @@
 /* Hints about the bytes to be stored (volumes.rst, "Hints"). */
 typedef struct gd_edition_hints {
     bool no_dedup;      /* look for no block, */
-    gd_fslayout layout; /* or for none in these ranges of the volume */
+    gd_fslayout layout; /* or for none in these ranges of the volume, */
+    gd_fslayout copies; /* or in these, whose blocks stay copies (I14) */
     uint32_t groups[GD_CACHED_STORES]; /* to be looked into first */
     size_t group_count;
 } gd_edition_hints;

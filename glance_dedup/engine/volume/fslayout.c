@@ -22,7 +22,7 @@ enum {
     GPT_ENTRIES = 128,
     GPT_ENTRY = 128,
     MAX_BEFORE_TABLES = 1024, /* with so many ranges, no inode table is added:
-                               * later file systems have copies, too */
+                               * later file systems have journals, too */
     EXT_MAX_COPIES = 64, /* of the superblock, and of blocks of descriptors
                           * with meta_bg: of one file system */
     EXT_MAGIC = 0xef53,
@@ -42,8 +42,18 @@ typedef struct place {
     void *arg;
     uint64_t *budget; /* bytes that may still be read */
     gd_fslayout *found;
+    gd_fslayout *copies;
     uint64_t start, size;
 } place;
+
+/* Returns the same place, for finding copies. */
+static place
+copies_of(const place *p)
+{
+    place copies = *p;
+    copies.found = p->copies;
+    return copies;
+}
 
 static bool
 get(const place *p, uint8_t *out, size_t length, uint64_t offset)
@@ -247,7 +257,8 @@ find_ext(const place *p)
     if (!get(p, sb, sizeof sb, 1024) || !decode_ext(sb, p->size, &e)) {
         return;
     }
-    find_copies(p, &e);
+    const place copies = copies_of(p);
+    find_copies(&copies, &e);
     /* The superblock has a copy of what the journal's inode has. */
     if ((e.compatible & EXT_HAS_JOURNAL) != 0 && sb[0xfd] == 1) {
         find_extents(p, &e, sb + 0x10c, 60, 1);
@@ -286,8 +297,9 @@ find_xfs(const place *p)
         group == 0 || bits > 31 || groups > blocks / group + 1) {
         return;
     }
+    const place copies = copies_of(p);
     for (uint64_t i = 0; i < groups && i < GD_FS_RANGES; i++) {
-        add(p, i * group * block, (4 * sector + block - 1) / block * block);
+        add(&copies, i * group * block, (4 * sector + block - 1) / block * block);
     }
     uint64_t at = (log >> bits) < groups
                       ? (log >> bits) * group + (log & ((1U << bits) - 1))
@@ -386,19 +398,21 @@ sort_and_join(gd_fslayout *found)
 
 void
 gd_fslayout_find(gd_fs_reader *read, void *arg, uint64_t size,
-                 gd_fslayout *found)
+                 gd_fslayout *found, gd_fslayout *copies)
 {
     uint64_t budget = MAX_READ;
     const place disk = {.read = read,
                         .arg = arg,
                         .budget = &budget,
                         .found = found,
+                        .copies = copies,
                         .size = size};
-    found->count = 0;
+    found->count = copies->count = 0;
     find_ext(&disk);
     find_xfs(&disk);
     find_partitions(&disk);
     sort_and_join(found);
+    sort_and_join(copies);
 }
 
 const gd_range *

@@ -34,9 +34,10 @@ typedef struct gd_fslayout {
 typedef bool gd_fs_reader(void *arg, uint8_t *out, size_t length,
                           uint64_t offset);
 
-/* Looks at a disk of this size. */
+/* Looks at a disk of this size.  *copies: what a file system keeps several copies
+ * of, in case one is lost; *found: the rest. */
 void gd_fslayout_find(gd_fs_reader *read, void *arg, uint64_t size,
-                      gd_fslayout *found);
+                      gd_fslayout *found, gd_fslayout *copies);
 /* The first range that ends behind `at`; NULL: there is none. */
 const gd_range *gd_fslayout_next(const gd_fslayout *layout, uint64_t at);
 

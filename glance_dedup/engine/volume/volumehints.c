@@ -43,7 +43,8 @@ gd_volume_take_hints(gd_volume *volume, gd_error *err)
     volume->wanted_count = 0;
     pthread_mutex_unlock(&volume->mutex);
     if (!hints->no_dedup) {
-        gd_fslayout_find(peek, volume, size, &hints->layout);
+        gd_fslayout_find(peek, volume, size, &hints->layout,
+                         &hints->copies);
     }
     return hints;
 }

@@ -16,7 +16,11 @@ enum { SIZE = 4 << 20, MAX_READ = 17 << 20 };
 static uint8_t disk[SIZE];
 static uint64_t disk_size, bytes_read;
 static bool unreadable;
-static gd_fslayout found;
+static gd_fslayout rare, copies;
+static struct {
+    size_t count;
+    gd_range ranges[2 * GD_FS_RANGES];
+} found; /* both of them */
 
 static bool
 read_disk(void *arg, uint8_t *out, size_t length, uint64_t offset)
@@ -35,22 +39,62 @@ read_disk(void *arg, uint8_t *out, size_t length, uint64_t offset)
     return true;
 }
 
-/* Finds ranges, and checks the rules of any result. */
+/* Checks the rules of any result. */
+static void
+check_layout(const gd_fslayout *layout, uint64_t size)
+{
+    CHECK(layout->count <= GD_FS_RANGES);
+    uint64_t end = 0;
+    for (size_t i = 0; i < layout->count; i++) {
+        const gd_range *r = &layout->ranges[i];
+        CHECK(i == 0 ? r->offset >= end : r->offset > end);
+        CHECK(r->length > 0 && r->offset < size &&
+              r->length <= size - r->offset);
+        end = r->offset + r->length;
+    }
+}
+
+/* Adds a range behind those found so far. */
+static void
+join(const gd_range *next)
+{
+    gd_range *last =
+        found.count == 0 ? NULL : &found.ranges[found.count - 1];
+    uint64_t end = next->offset + next->length;
+    if (last == NULL || last->offset + last->length < next->offset) {
+        found.ranges[found.count++] = *next;
+    } else if (last->offset + last->length < end) {
+        last->length = end - last->offset;
+    }
+}
+
+/* Finds ranges. */
 static void
 find(uint64_t size)
 {
     disk_size = size;
     bytes_read = 0;
-    gd_fslayout_find(read_disk, NULL, size, &found);
+    gd_fslayout_find(read_disk, NULL, size, &rare, &copies);
     CHECK(bytes_read <= MAX_READ);
-    CHECK(found.count <= GD_FS_RANGES);
-    uint64_t end = 0;
-    for (size_t i = 0; i < found.count; i++) {
-        const gd_range *r = &found.ranges[i];
-        CHECK(i == 0 ? r->offset >= end : r->offset > end);
-        CHECK(r->length > 0 && r->offset < size &&
-              r->length <= size - r->offset);
-        end = r->offset + r->length;
+    check_layout(&rare, size);
+    check_layout(&copies, size);
+    found.count = 0;
+    for (size_t a = 0, b = 0; a < rare.count || b < copies.count;) {
+        bool first = b == copies.count ||
+                     (a < rare.count &&
+                      rare.ranges[a].offset < copies.ranges[b].offset);
+        join(first ? &rare.ranges[a++] : &copies.ranges[b++]);
+    }
+}
+
+/* Only these stay copies (I14). */
+static void
+check_copies(const gd_range *wanted, size_t count)
+{
+    CHECK_INT(copies.count, count);
+    for (size_t i = 0; i < count && i < copies.count; i++) {
+        CHECK_INT(copies.ranges[i].offset, wanted[i].offset);
+        CHECK_INT(copies.ranges[i].length, wanted[i].length);
     }
 }
 
@@ -104,6 +148,7 @@ TEST(test_ext)
     find(SIZE);
     CHECK_RANGES({1024, 2048}, {10 * 1024, 8192}, {513 * 1024, 2048},
                  {600 * 1024, 8192});
+    check_copies((gd_range[]){{1024, 2048}, {513 * 1024, 2048}}, 2);
     /* The file system must fit. */
     find(1 << 20);
     CHECK_INT(found.count, 4);
@@ -238,7 +283,8 @@ TEST(test_copies_after_tables)
     gd_put32(disk + 446 + 12, 2048);
     make_ext(disk + (2 << 20));
     find(UINT64_C(1) << 40);
-    CHECK_INT(found.count, 1024 + 2);
+    CHECK_INT(rare.count, 1024);
+    CHECK_INT(copies.count, 15 + 2);
 }
 
 TEST(test_journal)
@@ -298,6 +344,8 @@ TEST(test_xfs)
     find(SIZE);
     CHECK_RANGES({0, 4096}, {200 * 4096, 4096}, {207 * 4096, 20 * 4096},
                  {400 * 4096, 4096});
+    check_copies((gd_range[]){{0, 4096}, {200 * 4096, 4096},
+                              {400 * 4096, 4096}}, 3);
     big(disk + 48, 0, 8); /* on another disk */
     find(SIZE);
     CHECK_RANGES({0, 4096}, {200 * 4096, 4096}, {400 * 4096, 4096});
@@ -364,19 +412,19 @@ TEST(test_gpt)
 
 TEST(test_next)
 {
-    found = (gd_fslayout){.count = 3,
-                          .ranges = {{10, 5}, {20, 1}, {30, 10}}};
+    rare = (gd_fslayout){.count = 3,
+                         .ranges = {{10, 5}, {20, 1}, {30, 10}}};
     static const struct {
         uint64_t at;
         int64_t offset;
     } cases[] = {{0, 10},  {10, 10}, {14, 10}, {15, 20}, {20, 20},
                  {21, 30}, {39, 30}, {40, -1}, {UINT64_MAX, -1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const gd_range *r = gd_fslayout_next(&found, cases[i].at);
+        const gd_range *r = gd_fslayout_next(&rare, cases[i].at);
         CHECK_INT(r == NULL ? -1 : (int64_t)r->offset, cases[i].offset);
     }
-    found.count = 0;
-    CHECK(gd_fslayout_next(&found, 0) == NULL);
+    rare.count = 0;
+    CHECK(gd_fslayout_next(&rare, 0) == NULL);
 }
 
 /* ---- hostile disks ---- */

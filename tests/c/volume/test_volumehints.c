@@ -76,6 +76,28 @@ checkpoint(void)
     return info.head.counters;
 }
 
+/* Counts the blocks with the mark nodedup in the first groups. */
+static unsigned
+count_marked(void)
+{
+    static gd_entry entries[512];
+    unsigned marked = 0;
+    for (uint32_t number = 1; number <= 4; number++) {
+        gd_group *group;
+        if (gd_fpcache_group(the_repo->cache, number, true, &group, NULL) !=
+            GD_OK) {
+            break;
+        }
+        CHECK_INT(gd_group_read_entries(group, 0, 512, entries,
+                                        &the_scratch.err), GD_OK);
+        gd_fpcache_return_group(the_repo->cache, group);
+        for (size_t i = 0; i < 512; i++) {
+            marked += entries[i].nodedup;
+        }
+    }
+    return marked;
+}
+
 /* ---- explicit hints ---- */
 
 TEST_WITH(test_no_dedup, setup(), teardown())
@@ -89,6 +111,7 @@ TEST_WITH(test_no_dedup, setup(), teardown())
     store(2 * PART, PART);
     gd_volume_counters c = checkpoint();
     CHECK_INT(c.skipped, 2 * (PART - BLOCK));
+    CHECK_INT(count_marked(), c.skipped / BLOCK);
     CHECK_INT(c.zero, 2 * BLOCK);
     CHECK_INT(c.unique, c.skipped);
     CHECK_INT(c.duplicate, 0);
@@ -135,6 +158,8 @@ TEST_WITH(test_metadata, setup(), teardown())
     CHECK_INT(c.skipped, (2 + 16 + 8) * BLOCK);
     CHECK_INT(c.duplicate, PART - 40 * BLOCK);
     CHECK_INT(c.read, SIZE);
+    /* Only copies in case of damage stay copies: the first two. */
+    CHECK_INT(count_marked(), 2);
 }
 
 /* Blocks that are partly in a range are not looked up: the file system has blocks
@@ -156,6 +181,7 @@ TEST_WITH(test_parts_of_blocks, setup(), teardown())
     gd_put32(model + 2048 + 8, 130); /* to 161 */
     store(0, PART);
     CHECK_INT(checkpoint().skipped, (1 + 9 + 2) * BLOCK);
+    CHECK_INT(count_marked(), 1);
 }
 
 /* ---- prefetching ---- */
