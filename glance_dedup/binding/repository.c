@@ -342,12 +342,13 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
         index->get_stats(index, &f);
     }
     PyObject *result = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsNsIsN}",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsNsIsN}",
         "blocks", atomic_load(&c->blocks),
         "zero_blocks", atomic_load(&c->zero_blocks),
         "hits", atomic_load(&c->hits),
         "misses", atomic_load(&c->misses),
         "skipped", atomic_load(&c->skipped),
+        "unmarked", atomic_load(&c->unmarked),
         "candidates", atomic_load(&c->candidates),
         "false_candidates", atomic_load(&c->false_candidates),
         "cold_loads", atomic_load(&c->cold_loads),

@@ -140,9 +140,17 @@ make_checkpoint(gd_nbdkit_checkpointer *keeper)
 {
     gd_error err;
     bool was_read_only = is_read_only(keeper);
+    unsigned long long unmarked =
+        atomic_load(&keeper->repo->counters.unmarked);
     keeper->dirty_ms = 0;
     note_result(&keeper->checkpoint,
                 gd_volume_checkpoint(keeper->volume, &err), &err);
+    if (unmarked != atomic_load(&keeper->repo->counters.unmarked)) {
+        gd_nbdkit_log("volume %s: blocks that were to stay copies were stored "
+                      "as ordinary ones, since an older program has the "
+                      "repository open: stop the older programs on all hosts",
+                      keeper->settings->volume);
+    }
     if (was_read_only && !is_read_only(keeper)) {
         gd_nbdkit_log("volume %s can be written to again, by clients "
                       "that connect from now on",

@@ -547,7 +547,9 @@ class Repository(closing.Closing):
         """Counts of this process since it opened the repository.
 
         * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
-          ``skipped``: blocks that were not looked up, because of a hint.
+          ``skipped``: blocks that were not looked up, because of a hint;
+          ``unmarked``: blocks that were to stay copies, and are ordinary ones,
+          since an older program had the repository open.
         * Look-ups: ``candidates`` from the filter, and the
           ``false_candidates`` among them; ``cold_loads`` of fingerprint
           stores, and ``capped_loads`` that were left out; ``compares`` by

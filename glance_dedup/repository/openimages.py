@@ -10,13 +10,17 @@ objects. Any number of threads may use one at once.
 import bisect
 from collections.abc import Iterator
 import dataclasses
+import logging
 from typing import Any
+from typing import Protocol
 
 from glance_dedup import _engine
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import formats
 from glance_dedup.repository import repo_parameters
+
+LOG = logging.getLogger(__name__)
 
 #: Bytes that are read or written at once by default.
 PIECE = 4 * 1024 * 1024
@@ -69,6 +73,11 @@ def image_stat(header: dict[str, Any]) -> ImageStat:
                         'hash_value': header['hash_value'].hex()})
 
 
+class _Counting(Protocol):
+    def statistics(self) -> dict[str, Any]:
+        """Return the counts of the repository's handle."""
+
+
 class Transaction:
     """One image's store operation.
 
@@ -76,7 +85,7 @@ class Transaction:
     """
 
     def __init__(self, image_id: str, engine: _engine.Transaction,
-                 repository: object, dedup: bool = True) -> None:
+                 repository: _Counting, dedup: bool = True) -> None:
         self.image_id = image_id
         # Keeps the repository alive: a fork closes only the descriptors of
         # repositories that still exist.
@@ -85,6 +94,7 @@ class Transaction:
         if not dedup:
             engine.set_dedup('off')
         self._infer = dedup  # until the first bytes are there
+        self._unmarked = None if dedup else self._count_unmarked()
         self.upload_id: str = engine.upload_id.hex()
         """32 hexadecimal digits; no other upload ever has them."""
 
@@ -241,7 +251,9 @@ class Transaction:
         :raises StorageError: if the disk failed. If it failed after the image
             to exist, the image stays: :meth:`Repository.stat` shows it.
         """
-        return image_stat(self._engine.commit())
+        stat = image_stat(self._engine.commit())
+        self._report_unmarked()
+        return stat
 
     def commit_open(self) -> 'Image':
         """Commit, and return the image, open for reading.
@@ -249,7 +261,20 @@ class Transaction:
         It was opened while the transaction still held its blocks. Raises as
         :meth:`commit`.
         """
-        return Image(self._engine.commit_open(), self._repository)
+        image = Image(self._engine.commit_open(), self._repository)
+        self._report_unmarked()
+        return image
+
+    def _count_unmarked(self) -> int:
+        return self._repository.statistics()['unmarked']
+
+    def _report_unmarked(self) -> None:
+        if self._unmarked not in (None, self._count_unmarked()):
+            LOG.warning(
+                'Image %s: some blocks do not stay copies, but can be shared '
+                'by other images, since an older program has the repository '
+                'open: stop the older programs on all hosts, and store the '
+                'image again', self.image_id)
 
     def abort(self) -> None:
         """Give up the image; its recipe and unsynced blocks are dropped.

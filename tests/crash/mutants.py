@@ -785,9 +785,10 @@ MUTANTS = (
     Mutant(
         'mark-without-the-feature', 'N15.1', (
             Edit(_PACKER,
-                 '? gd_repo_try_feature(packer->repo, GD_FEATURE_NODEDUP, '
-                 'err)',
-                 '? (err == NULL ? GD_IO : GD_OK)'),),
+                 's = gd_repo_try_feature(packer->repo, GD_FEATURE_NODEDUP,\n'
+                 '                                packer->has_waited ? 0 : '
+                 'MARK_WAIT_MS, err);',
+                 's = err == NULL ? GD_IO : GD_OK;'),),
         workload='nodedup'),
     Mutant(
         'features-not-fsynced', 'N15.1', (

@@ -213,9 +213,9 @@ gd_repo_kept_open(const gd_repo *repo, unsigned share)
     return count < GD_KEPT_OPEN_MAX ? count : GD_KEPT_OPEN_MAX;
 }
 
-static gd_status
-set_feature(gd_repo *repo, gd_feature feature, unsigned timeout_ms,
-            gd_error *err)
+gd_status
+gd_repo_try_feature(gd_repo *repo, gd_feature feature, unsigned timeout_ms,
+                    gd_error *err)
 {
     unsigned bit = 1U << feature;
     if ((atomic_load(&repo->used_features) & bit) != 0) {
@@ -235,13 +235,8 @@ set_feature(gd_repo *repo, gd_feature feature, unsigned timeout_ms,
 gd_status
 gd_repo_use_feature(gd_repo *repo, gd_feature feature, gd_error *err)
 {
-    return set_feature(repo, feature, repo->params.lock_timeout_ms, err);
-}
-
-gd_status
-gd_repo_try_feature(gd_repo *repo, gd_feature feature, gd_error *err)
-{
-    return set_feature(repo, feature, 0, err);
+    return gd_repo_try_feature(repo, feature, repo->params.lock_timeout_ms,
+                               err);
 }
 
 gd_freespace

@@ -40,6 +40,8 @@ typedef struct gd_counters {
     atomic_ullong hits;          /* blocks found to be stored already */
     atomic_ullong misses;        /* blocks stored as new */
     atomic_ullong skipped;       /* not looked up, because of a hint */
+    atomic_ullong unmarked;      /* without the mark nodedup that they were to
+                                  * get: an older program was open (I14) */
     atomic_ullong candidates;    /* hints that the filter gave */
     atomic_ullong false_candidates; /* hints among them that mismatched */
     atomic_ullong cold_loads;    /* fingerprint stores read from their file */
@@ -148,10 +150,10 @@ uint64_t gd_repo_kept_open(const gd_repo *repo, unsigned share);
  * sets it durably (N15.1).  Costs nothing once this handle has done so. */
 gd_status gd_repo_use_feature(gd_repo *repo, gd_feature feature,
                               gd_error *err);
-/* The same, but returns GD_BUSY at once while an older program has the
- * repository open. */
+/* The same, but returns GD_BUSY if an older program has the repository open for
+ * so long. */
 gd_status gd_repo_try_feature(gd_repo *repo, gd_feature feature,
-                              gd_error *err);
+                              unsigned timeout_ms, gd_error *err);
 
 /* Called before `bytes` are stored: GD_NOSPACE if too little would be left free
  * (freespace.h).  Deleting, accounting and collecting do not call it. */

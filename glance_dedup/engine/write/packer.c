@@ -27,6 +27,7 @@ enum {
      * one is as fast.  Batch backups need the memory. */
     LONE_BUNDLE_BYTES = 1 << 20,
     TIMED_BYTES = 64 << 10, /* one segment for so many bytes is timed */
+    MARK_WAIT_MS = 100,     /* for others that set a feature just now */
 };
 
 typedef struct bundle {
@@ -51,7 +52,9 @@ struct gd_packer {
     size_t room; /* segments in a bundle */
     int filling; /* index of the bundle being filled */
     bool last_is_open;
-    bool nodedup; /* new blocks get this mark */
+    bool nodedup; /* new blocks get this mark, */
+    bool cannot_mark; /* but not in the bundle being filled */
+    bool has_waited; /* for the feature */
     gd_compare *compare; /* NULL unless hits are compared by value */
 
     /* Of the bundle being written: */
@@ -376,6 +379,7 @@ start_writing(gd_packer *packer, gd_error *err)
         take_along(packer, full, next);
     }
     packer->filling ^= 1;
+    packer->cannot_mark = false;
     if (full->count > 0) {
         packer->write_job =
             (gd_job){.run = write_bundle, .arg = packer, .tasks = 1};
@@ -510,17 +514,28 @@ ensure_segment(gd_packer *packer, uint32_t length, gd_error *err)
 }
 
 /* N15.1.  The mark is a wish: an upload does not fail because an older program
- * has the repository open. */
+ * has the repository open.  It waits a moment for another that sets a feature
+ * just now, and tries again in the next bundle. */
 static gd_status
 decide_mark(gd_packer *packer, bool *nodedup, gd_error *err)
 {
-    gd_status s =
-        packer->nodedup
-            ? gd_repo_try_feature(packer->repo, GD_FEATURE_NODEDUP, err)
-            : GD_OK;
-    packer->nodedup &= s == GD_OK;
-    *nodedup = packer->nodedup;
-    return s == GD_BUSY ? GD_OK : s;
+    gd_status s = GD_BUSY;
+    *nodedup = false;
+    if (!packer->nodedup) {
+        return GD_OK;
+    }
+    if (!packer->cannot_mark) {
+        s = gd_repo_try_feature(packer->repo, GD_FEATURE_NODEDUP,
+                                packer->has_waited ? 0 : MARK_WAIT_MS, err);
+        packer->has_waited = true;
+        packer->cannot_mark = s == GD_BUSY;
+        *nodedup = s == GD_OK;
+    }
+    if (s == GD_BUSY) {
+        atomic_fetch_add(&packer->repo->counters.unmarked, 1);
+        return GD_OK;
+    }
+    return s;
 }
 
 gd_status

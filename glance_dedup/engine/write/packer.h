@@ -39,7 +39,8 @@ gd_status gd_packer_set_scope(gd_packer *packer, const gd_scope *scope,
 gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);
 
 /* Sets whether blocks added from now on get the mark nodedup (I14).  They do
- * not while a program that does not know the mark has the repository open. */
+ * not while a program that does not know the mark has the repository open: they
+ * are counted then. */
 void gd_packer_set_nodedup(gd_packer *packer, bool nodedup);
 
 /* Adds a copy of a new block and returns its address.  checksum was computed

@@ -89,17 +89,32 @@ TEST(test_copies_stay_apart)
     check_copies(true);
 }
 
+static uint64_t
+unmarked(void)
+{
+    return atomic_load(&the_repo->counters.unmarked);
+}
+
+/* Another program holds the lock, for a moment or until it is closed. */
+static gd_locks *
+hold_features(void)
+{
+    gd_locks *other = NULL;
+    gd_error *err = &the_scratch.err;
+    CHECK_INT(gd_locks_open(the_scratch.env, the_scratch.root, &other, err),
+              GD_OK);
+    CHECK_INT(gd_locks_lock_features_shared(other, GD_FEATURE_NODEDUP, err),
+              GD_OK);
+    return other;
+}
+
 /* While a program that does not know the mark has the repository open, an
  * upload is not looked up, and its blocks are ordinary ones (N15.2). */
 TEST_WITH(test_beside_an_older_program, setup(false), transaction_teardown())
 {
-    gd_locks *older;
-    gd_error *err = &the_scratch.err;
-    CHECK_INT(gd_locks_open(the_scratch.env, the_scratch.root, &older, err),
-              GD_OK);
-    CHECK_INT(gd_locks_lock_features_shared(older, GD_FEATURE_NODEDUP, err),
-              GD_OK);
+    gd_locks *older = hold_features();
     CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK_INT(unmarked(), BLOCKS);
     CHECK(!gd_features_is_set(the_scratch.env, the_scratch.root,
                               GD_FEATURE_NODEDUP));
     CHECK_INT(put("found", one, GD_DEDUP_ALL), 0);
@@ -107,6 +122,61 @@ TEST_WITH(test_beside_an_older_program, setup(false), transaction_teardown())
     CHECK_INT(put("second", one, GD_DEDUP_OFF), BLOCKS);
     CHECK(gd_features_is_set(the_scratch.env, the_scratch.root,
                              GD_FEATURE_NODEDUP));
+}
+
+static gd_locks *held; /* until the next sleep */
+
+static void
+release_features(GD_UNUSED const gd_env *env, GD_UNUSED unsigned ms)
+{
+    if (held != NULL) {
+        gd_locks_close(held);
+        held = NULL;
+    }
+}
+
+/* Two programs that set a feature at once are not in each other's way. */
+TEST_WITH(test_a_short_wait, setup(false), transaction_teardown())
+{
+    the_scratch.f.env.sleep_ms = release_features;
+    held = hold_features();
+    CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK(held == NULL);
+    CHECK_INT(unmarked(), 0);
+    CHECK_INT(put("later", one, GD_DEDUP_ALL), BLOCKS);
+}
+
+/* Once the older program is closed, the rest of an upload gets the mark.  The
+ * upload waits for it once only. */
+static unsigned sleeps;
+
+static void
+count_sleep(GD_UNUSED const gd_env *env, GD_UNUSED unsigned ms)
+{
+    sleeps++;
+}
+
+TEST_WITH(test_the_older_program_is_closed, setup(false),
+          transaction_teardown())
+{
+    gd_recipe_header header;
+    bool linked;
+    sleeps = 0;
+    the_scratch.f.env.sleep_ms = count_sleep;
+    held = hold_features();
+    gd_transaction *t = begin_image("first");
+    gd_transaction_set_lookup_mode(t, GD_DEDUP_OFF);
+    write_all(t, one, SIZE / 2);
+    CHECK(sleeps > 0 && sleeps < 50);
+    CHECK(unmarked() > 0);
+    gd_locks_close(held);
+    held = NULL;
+    write_all(t, one + SIZE / 2, SIZE / 2);
+    CHECK_INT(gd_transaction_commit(t, &header, &linked, &the_scratch.err),
+              GD_OK);
+    gd_transaction_end(t);
+    CHECK(unmarked() > 0 && unmarked() < BLOCKS);
+    CHECK_INT(put("later", one, GD_DEDUP_ALL), BLOCKS - unmarked());
 }
 
 /* A second copy of a whole file is found, and of one with another end all

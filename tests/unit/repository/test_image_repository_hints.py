@@ -3,11 +3,14 @@
 """Hints for uploads are given, or inferred from the first bytes."""
 
 import array
+import fcntl
 import gzip
 import io
+import re
 
 import pytest
 
+from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
 from tests.support.repositories import put
@@ -32,6 +35,21 @@ def test_said(large):
     # No upload finds these blocks (I14).
     assert put(large, 'three', data).new_bytes == MIB
     assert put(large, 'four', data).new_bytes == 0
+
+
+def test_beside_an_older_program(large, caplog):
+    """Its blocks are ordinary ones, and a warning says so."""
+    data = noise(MIB)
+    with open(f'{large.path}/locks/groups', 'r+b') as older:
+        assert repositories.set_lock(
+            older.fileno(), repositories.FEATURE_BYTE + 3, fcntl.F_RDLCK)
+        put(large, 'one', data, dedup=False)
+    [found] = caplog.records
+    assert re.search('Image one: .*older programs', found.getMessage())
+    assert large.statistics()['unmarked'] == MIB // 4096
+    assert put(large, 'two', data).new_bytes == 0
+    put(large, 'three', data, dedup=False)
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize('piece', [MIB, 700, 5 * MIB])
