@@ -169,7 +169,7 @@ class _Backup:
         repo, result = self._maintainer.repository, self._result
         head = backup_manifest.Head(
             self._settings.owner, found.number + 1, time.time(),
-            repo.parameters.to_json().decode())
+            repo.parameters.to_json().decode(), tuple(repo.features))
         before = found.manifests[0] if found.manifests else None
         with tempfile.TemporaryFile() as unnamed:
             file = cast(BinaryIO, unnamed)

@@ -4,8 +4,8 @@
 
 It is a sequence of lines, each in JSON, compressed as one frame of zstd:
 
-* the head: kind, version, owner, number, when it was taken, and the content of
-  ``repository.json``;
+* the head: kind, version, owner, number, when it was taken, the content of
+  ``repository.json``, and the features of the format that the repository uses;
 * a line for each cold group: ``["g", number, object id, length, owner,
   digest]``, by number;
 * a line for each recipe: ``["r", image id, transaction id, length, owner,
@@ -52,11 +52,12 @@ from glance_dedup.base import signingkeys
 from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import object_store
 from glance_dedup.objects import slice_cache
+from glance_dedup.repository import features
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
 
 _KIND = 'glance-dedup metadata backup'
-_VERSION = 2
+_VERSION = 3
 #: The most bytes of a line; the head is the longest one.
 _LINE = 1 << 17
 #: The most bytes of a manifest's object, and of the window of its frame.
@@ -122,6 +123,8 @@ class Head:
     """Seconds since 1970, for people only."""
     parameters: str
     """The content of ``repository.json``."""
+    features: tuple[str, ...] = ()
+    """Features that the repository used. Version 2 has none of them."""
 
     def read_parameters(self) -> repo_parameters.Parameters:
         """The repository's parameters.
@@ -378,7 +381,15 @@ def _head(fields: dict[str, Any], key: str) -> Head:
         raise exceptions.VersionError(
             f'the metadata backup {key} has format version {version}; this '
             f'program knows up to {_VERSION}')
-    head = Head(**fields)
+    names = fields.pop('features', [])
+    if type(names) is not list:
+        raise ValueError('it has no list of features')
+    for name in names:
+        if name not in features.KNOWN:
+            raise exceptions.VersionError(
+                f'the metadata backup {key} uses the feature {name!r:.80}, '
+                'which this program does not know: use a newer program')
+    head = Head(**fields, features=tuple(names))
     if not all(isinstance(text, str) for text in (
             head.owner, head.parameters)) or (
             type(head.taken) is not float or type(head.number) is not int):

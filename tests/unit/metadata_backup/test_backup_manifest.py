@@ -3,6 +3,7 @@
 """Manifests are written and read, and other contents are refused."""
 
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import io
@@ -207,7 +208,8 @@ def test_lines_that_are_none(line):
 @pytest.mark.parametrize('change', [
     {'kind': 'x'}, {'version': '1'}, {'owner': OTHER}, {'owner': 7},
     {'number': 8}, {'number': True}, {'taken': 'x'}, {'taken': None},
-    {'parameters': '{}'}, {'parameters': 7}, {'more': 1}])
+    {'parameters': '{}'}, {'parameters': 7}, {'more': 1},
+    {'features': 'cold'}, {'features': None}, {'features': {'cold': 1}}])
 def test_heads_that_are_none(change):
     first = json.loads(lines_of(written(())[0].getvalue())[0])
     with opened(sealed([json.dumps(first).encode() + b'\n'])):
@@ -218,8 +220,25 @@ def test_heads_that_are_none(change):
 
 def test_a_newer_version():
     first = json.loads(lines_of(written(())[0].getvalue())[0])
-    with pytest.raises(exceptions.VersionError, match='version 3'):
-        opened(sealed([json.dumps({**first, 'version': 3}).encode() + b'\n']))
+    with pytest.raises(exceptions.VersionError, match='version 4'):
+        opened(sealed([json.dumps({**first, 'version': 4}).encode() + b'\n']))
+
+
+def test_features():
+    head = dataclasses.replace(HEAD, features=('cold', 'nodedup'))
+    with opened(written((), head)[0].getvalue()) as manifest:
+        assert manifest.head == head
+    first = json.loads(lines_of(written(())[0].getvalue())[0])
+    for name in 'later', '', 7:
+        with pytest.raises(exceptions.VersionError,
+                           match=f'feature {name!r}.*newer program'):
+            opened(sealed([json.dumps({**first, 'features': ['cold', name]}
+                                      ).encode() + b'\n']))
+    # Version 2 had no list.
+    del first['features']
+    with opened(sealed([json.dumps({**first, 'version': 2}).encode()
+                        + b'\n'])) as manifest:
+        assert manifest.head.features == ()
 
 
 @pytest.mark.parametrize('content', [
