@@ -39,7 +39,7 @@ PAIR = struct.Struct('<QQ')
 ADDRESSES = range(1 << 15, ondisk.MAX_GROUP << 15)
 # Behind the first 8 bytes of a fingerprint and an address: the kind of slot.
 ITEM = 14
-BLOCK, EXPECTED, SHARD, RUN = b'\0', b'\1', b'\2', b'\3'
+BLOCK, EXPECTED, SHARD, RUN, MARKED = b'\0', b'\1', b'\2', b'\3', b'\4'
 
 Find = Callable[..., None]
 
@@ -247,7 +247,7 @@ class Index:
 
     def __init__(self, directory: int | None, names: list[str],
                  catalog_id: bytes | None, exact: bool, find: Find) -> None:
-        self.records = self.stale = 0
+        self.records = self.stale = self._marked = 0
         self._directory = -1 if directory is None else directory
         self._exact = exact
         self._find = find
@@ -331,11 +331,11 @@ class Index:
             return
         expected = self.slots(group.number)
         for slot in range(group.slots):
-            if (group.states[slot] == ondisk.GOOD
-                    and slot not in group.nodedup):
+            if group.states[slot] == ondisk.GOOD:
                 self._blocks.add(_item(
                     group.fingerprint(slot), group.number << 15 | slot,
-                    EXPECTED if slot < expected else BLOCK))
+                    MARKED if slot in group.nodedup
+                    else EXPECTED if slot < expected else BLOCK))
 
     def judge(self, known: typing.Iterable[int], complete: bool) -> None:
         """Report the problems, once all groups were looked up.
@@ -359,6 +359,10 @@ class Index:
                   and name.number == generations[name[1:3]]]
         missing, unpaired = self._compare(shards)
         known_here = self._known(known)
+        if self._marked:
+            self._find(ondisk.DAMAGE, f'has records of {self._marked} blocks '
+                       'with the mark nodedup, so merging would join them',
+                       'index')
         if not self._whole:
             return
         if missing:
@@ -388,12 +392,13 @@ class Index:
                             self._tagged(shards, SHARD), *runs),
                 key=lambda item: item[:8]):
             found: dict[bytes, set[bytes]] = {
-                what: set() for what in (BLOCK, EXPECTED, SHARD, RUN)}
+                what: set() for what in (BLOCK, EXPECTED, SHARD, RUN, MARKED)}
             for item in group:
                 found[item[13:]].add(item[8:13])
             self.records += len(found[SHARD])
             live = found[BLOCK] | found[EXPECTED]
-            matched += len(found[SHARD] & live)
+            matched += len(found[SHARD] & (live | found[MARKED]))
+            self._marked += len((found[SHARD] | found[RUN]) & found[MARKED])
             if not found[SHARD] and not found[RUN]:
                 missing += len(found[EXPECTED])
             elif found[SHARD] <= live and not found[RUN]:

@@ -52,6 +52,27 @@ def test_stale_records(repository, catalog):
     assert report.figures['index_records'] == 14
 
 
+def test_records_of_copies(repository, catalog):
+    """No record is of a block with the mark nodedup (I14)."""
+    (repository.path / 'features' / 'nodedup').touch(0o600)
+    second = format_writer.Group(repository, 2)
+    block = test_catalog_check.noise(99)
+    second.append([block], nodedup=True)
+    second.publish()
+    second.save()
+    catalog.cursors[2] = 1
+    catalog.save_index()
+    no_findings(repository)
+    fingerprint = second.compute(block)
+    run = format_writer.IndexFile(catalog, 'run', record(fingerprint, 2 << 15))
+    path = run.save()
+    one(repository, DAMAGE, '1 blocks with the mark nodedup', file='index')
+    path.unlink()
+    catalog.records.append((fingerprint[:8], 2 << 15))
+    catalog.save_index()
+    one(repository, DAMAGE, '1 blocks with the mark nodedup', file='index')
+
+
 def test_missing_record(repository, catalog):
     fingerprint, address = catalog.records.pop(5)
     catalog.save_index()
