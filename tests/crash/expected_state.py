@@ -51,6 +51,7 @@ class Expectation:
         them on purpose; they give the right bytes or an error
     :ivar harmed: whether something was ever damaged
     :ivar volumes: by its name, the :class:`volume_model.Model` of each
+    :ivar copies: images whose blocks stay copies (I14)
     :ivar hidden: SHA-256 of the blocks that are damaged and not marked as
         such, so that uploads find them
     """
@@ -62,6 +63,7 @@ class Expectation:
         self.damaged = set()
         self.harmed = False
         self.hidden = set()
+        self.copies = set()
 
     def feed(self, record):
         """Apply a mark."""
@@ -85,8 +87,9 @@ class Expectation:
     def _create(self, phase):
         self.created = phase == 'end'
 
-    def _put(self, phase, image, spec=None):
+    def _put(self, phase, image, spec=None, is_copy=False):
         if phase == 'begin':
+            (self.copies.add if is_copy else self.copies.discard)(image)
             may = self.images.setdefault(image, [None])
             may.append(spec)
             if self.is_at_risk(spec):
@@ -147,7 +150,8 @@ class Expectation:
         return json.dumps([self.created, self.images,
                            self._volumes_dumped(),
                            sorted(self.damaged), self.harmed,
-                           sorted(self.hidden)]).encode()
+                           sorted(self.hidden), sorted(self.copies)
+                           ]).encode()
 
     def _volumes_dumped(self):
         return {name: model.dump() for name, model in self.volumes.items()}
@@ -156,7 +160,8 @@ class Expectation:
         return {'created': self.created, 'images': self.images,
                 'volumes': self._volumes_dumped(),
                 'damaged': sorted(self.damaged), 'harmed': self.harmed,
-                'hidden': sorted(self.hidden)}
+                'hidden': sorted(self.hidden),
+                'copies': sorted(self.copies)}
 
     @classmethod
     def load(cls, fields):
@@ -168,6 +173,7 @@ class Expectation:
         made.damaged = set(fields['damaged'])
         made.harmed = fields['harmed']
         made.hidden = set(fields['hidden'])
+        made.copies = set(fields['copies'])
         return made
 
     def copy(self):

@@ -619,7 +619,8 @@ def first_nodedup(stage):
         stage.put(repo, 'a', (1, 20))
         with stage.held('fsync', 'features', lambda: stage.put(
                 repo, 'b', (1, 20), (2, 10), dedup=False)):
-            stage.put(other, 'c', (1, 20), (2, 10), dedup=False)
+            # It waits for a moment only, and then stores ordinary blocks.
+            stage.put(other, 'c', (1, 20), (2, 10), dedup=False, is_copy=False)
 
 
 @workload

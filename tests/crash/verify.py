@@ -8,6 +8,7 @@ a sentence about the error, or None.
 
 import os
 import shutil
+import struct
 import traceback
 
 from glance_dedup.base import exceptions
@@ -51,6 +52,8 @@ _HARMED = {
 #: Findings not allowed even before the recovery: a step was done too late,
 #: which a starting maintainer would hide.
 _TOO_LATE = ('recipes that are gone',)
+#: Bytes of a group, at least those in front of its segments.
+_GROUP_HEAD = 1 << 16
 _WARNED = ('neither counted nor in the spool',)
 
 
@@ -67,11 +70,19 @@ def _is_shareable(group, slot):
 def _features_of_group(path):
     """Return the features that a group's file, finished or not, needs."""
     with open(path, 'rb') as f:
-        head = f.read(9)
-    if head[:8] != b'GDGROUP\0':
+        data = f.read(_GROUP_HEAD)
+    if data[:8] != b'GDGROUP\0':
         return set()
-    return {2: {'listed-segments'}, 3: {'listed-segments', 'cold'}}.get(
-        head[8], set())
+    needed = {2: {'listed-segments'}, 3: {'listed-segments', 'cold'}}.get(
+        data[8], set())
+    slots, = struct.unpack_from('<I', data, 48)
+    for slot in range(slots):
+        at = 4096 + 512 * (slot // 9) + 56 * (slot % 9) + 44
+        place, = struct.unpack_from('<Q', data.ljust(at + 8, b'\0'), at)
+        if place >> 61 in (repositories.LIVE, repositories.DAMAGED) and (
+                place >> 60 & 1):
+            return needed | {'nodedup'}
+    return needed
 
 
 #: The features that a name in these directories needs.
@@ -174,6 +185,7 @@ class _Verifier:
         self.require_first()
         with self.open() as repo:
             self.read(repo, 'at once')
+            self.require_copies(repo, 'at once')
             volumes = verify_volumes.Volumes(repo, self.expected.volumes)
             volumes.read('at once')
             with deeds.maintaining(repo) as maintainer:
@@ -186,6 +198,7 @@ class _Verifier:
                     self.require_merged(repo, maintainer)
                 self.collect(maintainer)
                 self.read(repo, 'after the collection')
+                self.require_copies(repo, 'after the collection')
                 volumes.require_only_these()
                 self.require_nothing_leaked(repo)
                 volumes.use()
@@ -326,6 +339,23 @@ class _Verifier:
                 raise Wrong(f'{when} the image {image} has {len(data)} bytes '
                             'that are not its own, or it was deleted')
             self.expected.images[image] = found[:1]
+
+    def require_copies(self, repo, when):
+        """Require I14: the blocks of copies have the mark, and are apart."""
+        if self.expected.damaged or self.expected.harmed:
+            return
+        groups = self.groups()
+        images = {*repo.images()}
+        marked = [place for image in sorted(images & self.expected.copies)
+                  for place in maintenance.blocks_of(repo, image) if place[0]]
+        for group, slot in marked:
+            if not groups[group].is_nodedup(slot):
+                raise Wrong(f'{when} slot {slot} of group {group} is of a copy '
+                            'and has no mark')
+        others = {place for image in images - self.expected.copies
+                  for place in maintenance.blocks_of(repo, image)}
+        if len({*marked}) < len(marked) or others & {*marked}:
+            raise Wrong(f'{when} a block of a copy is named twice')
 
     # -- garbage ----------------------------------------------------------
 

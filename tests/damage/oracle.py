@@ -60,7 +60,7 @@ class Oracle:
             last = segment + 32 + (place >> 37 & 0x1fffff)
             packed = segment + 32 + group.list_size(segment)
             parts.append((segment, packed, last, images))
-            if place >> 58 & 7 == 0:
+            if place >> 58 & 3 == 0:
                 offset, length = place & 0xfffff, place >> 20 & 0x1ffff
                 at = packed + offset
                 parts.append((at, at + length, last, images))

@@ -102,7 +102,7 @@ def segment_seeds(groups):
     for group in groups:
         for entry in entries_of(group, SLOTS):
             offset, place = struct.unpack('<IQ', entry[40:52])
-            stored, codec = place >> 37 & 0x1fffff, place >> 58 & 7
+            stored, codec = place >> 37 & 0x1fffff, place >> 58 & 3
             if stored == 0 or (codec, stored // 256) in seen:
                 continue
             seen.add((codec, stored // 256))
