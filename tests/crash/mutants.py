@@ -51,6 +51,7 @@ _TRANSACTION = 'glance_dedup/engine/write/transaction.c'
 _IMAGE_DELETE = 'glance_dedup/engine/files/image_delete.c'
 _APPENDER = 'glance_dedup/engine/write/appender.c'
 _PACKER = 'glance_dedup/engine/write/packer.c'
+_ADD_RUNS = 'glance_dedup/engine/write/addruns.c'
 _BLOCK_COPY = 'glance_dedup/engine/maintenance/blockcopy.c'
 _INDEX = 'glance_dedup/engine/format/index.c'
 _TAIL = 'glance_dedup/engine/write/tailrecovery.c'
@@ -839,10 +840,18 @@ MUTANTS = (
     Mutant(
         'mark-is-lost-by-a-move', 'I14', (
             Edit(_BLOCK_COPY,
-                 'gd_packer_set_nodedup(copy->packer, entry.nodedup);',
-                 'gd_packer_set_nodedup(copy->packer, false);'),),
+                 '? entry.nodedup',
+                 '? false'),),
         tests=('tests/unit/test_c.py::TestPlain::'
                'test_c[test_blockcopy-plain]',),
+        why_not='no crash is needed'),
+    Mutant(
+        'mark-is-lost-by-a-copy', 'I14', (
+            Edit(_ADD_RUNS,
+                 'p->nodedup ? GD_DEDUP_OFF : GD_DEDUP_ALL',
+                 'GD_DEDUP_ALL'),),
+        tests=('tests/unit/test_c.py::TestPlain::'
+               'test_c[test_addruns-plain]',),
         why_not='no crash is needed'),
     # -- the exact index --------------------------------------------------
     Mutant(

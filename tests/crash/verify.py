@@ -350,8 +350,8 @@ class _Verifier:
                   for place in maintenance.blocks_of(repo, image) if place[0]]
         for group, slot in marked:
             if not groups[group].is_nodedup(slot):
-                raise Wrong(f'{when} slot {slot} of group {group} is of a copy '
-                            'and has no mark')
+                raise Wrong(f'{when} slot {slot} of group {group} is a block '
+                            'of a copy, and has no mark')
         others = {place for image in images - self.expected.copies
                   for place in maintenance.blocks_of(repo, image)}
         if len({*marked}) < len(marked) or others & {*marked}:
