@@ -251,13 +251,11 @@ confirm_owner(gd_volume *volume, gd_error *err)
     return s;
 }
 
-gd_status
-gd_volume_store_frozen(gd_volume *volume, gd_error *err)
+/* All frozen records are in editions that were made then. */
+static gd_status
+commit_frozen(gd_volume *volume, gd_error *err)
 {
     gd_volume_counters stored = {0};
-    if (volume->frozen_count == 0) {
-        return GD_OK;
-    }
     gd_edition_hints *hints = gd_volume_take_hints(volume, err);
     if (hints == NULL) {
         return GD_NOMEM;
@@ -265,6 +263,16 @@ gd_volume_store_frozen(gd_volume *volume, gd_error *err)
     gd_status s = commit_parts(volume, hints, &stored, err);
     volume->repo->env->release(volume->repo->env, hints);
     add_counters(volume, &stored);
+    return s;
+}
+
+gd_status
+gd_volume_store_frozen(gd_volume *volume, gd_error *err)
+{
+    if (volume->frozen_count == 0) {
+        return GD_OK;
+    }
+    gd_status s = commit_frozen(volume, err);
     if (s == GD_OK) {
         s = append_marks(volume, err);
     }
@@ -279,6 +287,24 @@ gd_volume_store_frozen(gd_volume *volume, gd_error *err)
 }
 
 /* ---- checkpoints ---- */
+
+/* Makes the owner's first journal if there was no room for it before.  If there
+ * is none for the copies, there may be for editions: the new head then has their
+ * marks, and nothing is copied. */
+static gd_status
+take_up(gd_volume *volume, gd_error *err)
+{
+    gd_status s = gd_volume_take_up(volume, false, err);
+    if (s != GD_NOSPACE || !volume->waiting) {
+        return s;
+    }
+    GD_TRY(commit_frozen(volume, err));
+    GD_TRY(gd_volume_take_up(volume, true, err));
+    pthread_mutex_lock(&volume->mutex);
+    volume->head.counters.checkpoints++;
+    pthread_mutex_unlock(&volume->mutex);
+    return GD_OK;
+}
 
 /* Begins a journal whose head differs only in marks and counters. */
 static gd_status
@@ -295,7 +321,7 @@ rotate(gd_volume *volume, gd_error *err)
 gd_status
 gd_volume_store_all(gd_volume *volume, gd_error *err)
 {
-    gd_status s = gd_volume_take_up(volume, err);
+    gd_status s = take_up(volume, err);
     if (s == GD_OK) {
         s = gd_volume_store_frozen(volume, err);
     }

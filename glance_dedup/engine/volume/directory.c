@@ -260,7 +260,8 @@ gd_volume_delete_recipes(gd_repo *repo, const gd_volume_head *head,
 
 gd_status
 gd_volume_remove_new(const gd_env *env, int root, const char *volume,
-                     gd_error *err)
+                     gd_status (*confirm)(void *arg, gd_error *err),
+                     void *arg, gd_error *err)
 {
     char directory[GD_NAME_SIZE], name[GD_NAME_SIZE];
     id_list list = {
@@ -269,6 +270,9 @@ gd_volume_remove_new(const gd_env *env, int root, const char *volume,
     int rc = env->list(env, root, directory, note_id, &list);
     gd_status s = rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s", directory)
                          : list.status;
+    if (s == GD_OK && confirm != NULL) {
+        s = confirm(arg, err);
+    }
     for (size_t i = 0; s == GD_OK && i < list.count; i++) {
         gd_volume_file_name(volume, list.ids[i], name);
         s = unlink_file(env, root, name, err);
@@ -330,7 +334,7 @@ gd_volume_remove(const gd_env *env, int root, const char *volume,
     gd_volume_directory(volume, directory);
     gd_status s = remove_journals(env, root, volume, directory, err);
     if (s == GD_OK) {
-        s = gd_volume_remove_new(env, root, volume, err);
+        s = gd_volume_remove_new(env, root, volume, NULL, NULL, err);
     }
     for (size_t i = 0; s == GD_OK && i < sizeof files / sizeof *files; i++) {
         /* The lock goes when nothing else can come back. */

@@ -29,10 +29,13 @@ gd_status gd_volume_unlink_journal(const gd_env *env, int root,
                                    const char *volume, uint32_t number,
                                    gd_error *err);
 
-/* Removes the files of new journals that owners before have left (V2).
- * REQUIRES: the owner's lock; this owner has none. */
+/* Removes the files of new journals that owners before have left (V2): those
+ * that it lists before confirm, unless NULL, finds that the lock was not lost.
+ * REQUIRES: the owner's lock; this owner has no such file. */
 gd_status gd_volume_remove_new(const gd_env *env, int root,
-                               const char *volume, gd_error *err);
+                               const char *volume,
+                               gd_status (*confirm)(void *arg, gd_error *err),
+                               void *arg, gd_error *err);
 
 /* Deletes the volume's recipes, except those that are marked, and the base if
  * it has a size (V7).  marks: sorted. */

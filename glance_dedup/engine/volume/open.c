@@ -88,7 +88,10 @@ open_volume(gd_volume *volume, gd_error *err)
     if (s == GD_OK) {
         s = gd_volume_recover(volume, err);
     }
-    if (s == GD_OK && volume->frozen_count >= MAX_FROZEN) {
+    if (s == GD_OK && volume->waiting) {
+        gd_error why; /* whatever it is, the volume can be read */
+        (void)gd_volume_checkpoint(volume, &why);
+    } else if (s == GD_OK && volume->frozen_count >= MAX_FROZEN) {
         s = gd_volume_checkpoint(volume, err);
         /* Without room for it the volume can be read, and trimmed. */
         s = s == GD_NOSPACE ? GD_OK : s;

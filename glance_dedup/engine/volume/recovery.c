@@ -247,17 +247,18 @@ copy_tails(const gd_volume *volume, gd_journal *to, gd_overlay *copies,
     return GD_OK;
 }
 
-/* Makes the journal, which has the copies before it has its name.  Reads go on
- * meanwhile, so nobody else sees it. */
+/* Makes the journal, which has the copies, if it is to have any, before it has
+ * its name.  Reads go on meanwhile, so nobody else sees it. */
 static gd_status
 make_journal(const gd_volume *volume, gd_volume_head *head,
-             const gd_volume_mark *marks, gd_journal **made,
+             const gd_volume_mark *marks, bool copy, gd_journal **made,
              gd_overlay *copies, bool *named, gd_error *err)
 {
     gd_repo *repo = volume->repo;
     GD_TRY(gd_journal_begin(repo->env, repo->root, volume->name, head, marks,
                             NULL, made, err));
-    gd_status s = copy_tails(volume, *made, copies, err);
+    gd_status s =
+        copy ? copy_tails(volume, *made, copies, err) : GD_OK;
     if (s != GD_OK) {
         gd_journal_abandon(*made);
         return s;
@@ -310,20 +311,47 @@ remove_unneeded(const gd_volume *volume)
     repo->env->release(repo->env, numbers);
 }
 
+/* The journal that was made becomes the active one, if this is the owner still:
+ * no write is accepted before that is known (V1).  Closes it otherwise. */
+static gd_status
+confirm_and_adopt(gd_volume *volume, const gd_volume_head *head,
+                  const gd_volume_mark *marks, gd_journal *made,
+                  gd_overlay *copies, bool rest, gd_error *err)
+{
+    gd_status s = gd_volume_revalidate(volume, made, err);
+    if (s != GD_OK) {
+        gd_journal_close(made);
+        return s;
+    }
+    adopt(volume, head, made, copies, rest);
+    /* What cannot be removed is garbage, which the next owner deletes (V7, V8).
+     * It is no reason to copy the tail again. */
+    (void)gd_volume_delete_recipes(volume->repo, head, marks, head->marks,
+                                   NULL);
+    remove_unneeded(volume);
+    volume->made_count = 0; /* marked, or deleted */
+    return GD_OK;
+}
+
 /* Begins the owner's own journal (V4), and removes recipes that are not needed
- * (V7).  *named: it may have its name, also after an error.
+ * (V7).  *named: it may have its name, also after an error.  stored: the
+ * editions that were made have all records.
  * REQUIRES: checkpointing, or that nobody else has the volume yet. */
 static gd_status
-begin_journal(gd_volume *volume, bool *named, gd_error *err)
+begin_journal(gd_volume *volume, bool stored, bool *named, gd_error *err)
 {
     gd_repo *repo = volume->repo;
     gd_volume_head head;
     gd_volume_mark *marks = NULL;
     gd_journal *made;
     gd_overlay copies;
-    bool rest = has_rest(volume);
+    bool rest = !stored && has_rest(volume);
     *named = false;
     gd_overlay_init(&copies, repo->env);
+    for (size_t i = 0; stored && i < volume->made_count; i++) {
+        gd_parts_set(&volume->parts, volume->made[i].part,
+                     volume->made[i].edition);
+    }
     gd_volume_copy_head(volume, &head);
     head.journal++;
     head.base_size = gd_volume_base_needed(volume);
@@ -332,20 +360,14 @@ begin_journal(gd_volume *volume, bool *named, gd_error *err)
         rest ? tail_of(volume, volume->frozen_count - 1).from : 0;
     gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
     if (s == GD_OK) {
-        s = make_journal(volume, &head, marks, &made, &copies, named, err);
+        s = make_journal(volume, &head, marks, !stored, &made, &copies, named,
+                         err);
+    }
+    if (s == GD_OK) {
+        s = confirm_and_adopt(volume, &head, marks, made, &copies, rest, err);
     }
     if (s != GD_OK) {
         gd_overlay_clear(&copies);
-    } else {
-        adopt(volume, &head, made, &copies, rest);
-        /* The journals that were read, and are removed now, belong to us. */
-        s = gd_volume_revalidate(volume, made, err);
-    }
-    if (s == GD_OK) {
-        /* The rest is garbage, which the next owner deletes (V7, V8).  It is no
-         * reason to copy the tail again. */
-        (void)gd_volume_delete_recipes(repo, &head, marks, head.marks, NULL);
-        remove_unneeded(volume);
     }
     repo->env->release(repo->env, marks);
     return s;
@@ -373,6 +395,14 @@ pass_on(const gd_error *why, gd_error *err)
     return why->status;
 }
 
+static gd_status
+confirm_owner(void *arg, gd_error *err)
+{
+    const gd_volume *volume = arg;
+    return gd_volume_revalidate(
+        volume, volume->frozen[volume->frozen_count - 1], err);
+}
+
 gd_status
 gd_volume_recover(gd_volume *volume, gd_error *err)
 {
@@ -380,8 +410,9 @@ gd_volume_recover(gd_volume *volume, gd_error *err)
     gd_error why;
     gd_repo *repo = volume->repo;
     GD_TRY(read_journals(volume, err));
-    (void)gd_volume_remove_new(repo->env, repo->root, volume->name, NULL);
-    gd_status s = begin_journal(volume, &named, &why);
+    (void)gd_volume_remove_new(repo->env, repo->root, volume->name,
+                               confirm_owner, volume, NULL);
+    gd_status s = begin_journal(volume, false, &named, &why);
     if (s == GD_NOSPACE && !named) {
         wait_for_space(volume, &why);
         return GD_OK;
@@ -390,7 +421,7 @@ gd_volume_recover(gd_volume *volume, gd_error *err)
 }
 
 gd_status
-gd_volume_take_up(gd_volume *volume, gd_error *err)
+gd_volume_take_up(gd_volume *volume, bool stored, gd_error *err)
 {
     bool named;
     gd_error why;
@@ -400,11 +431,11 @@ gd_volume_take_up(gd_volume *volume, gd_error *err)
     if (!waiting) {
         return GD_OK;
     }
-    gd_status s = begin_journal(volume, &named, &why);
+    gd_status s = begin_journal(volume, stored, &named, &why);
     if (s == GD_OK) {
         return s;
     }
-    if (named) {
+    if (named || s == GD_BUSY) {
         /* The next owner may find the new journal. */
         pthread_mutex_lock(&volume->mutex);
         volume->waiting = false;

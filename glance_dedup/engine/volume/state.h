@@ -133,10 +133,11 @@ gd_status gd_volume_read_uncounted(gd_volume *volume, uint8_t *out,
 /* Reads the journals, of which the newest is the active one, and begins the
  * owner's own journal, if there is room for it. */
 gd_status gd_volume_recover(gd_volume *volume, gd_error *err);
-/* Makes the owner's first journal if there was no room for it before.
+/* Makes the owner's first journal if there was no room for it before.  stored:
+ * volume->made has all that was found, so nothing is copied.
  * GD_NOSPACE: there is none yet.
  * REQUIRES: checkpointing. */
-gd_status gd_volume_take_up(gd_volume *volume, gd_error *err);
+gd_status gd_volume_take_up(gd_volume *volume, bool stored, gd_error *err);
 
 /* ---- resize.c ---- */
 

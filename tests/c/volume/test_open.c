@@ -762,6 +762,171 @@ TEST(test_no_room_for_copies)
     finish();
 }
 
+static int (*real_space)(const gd_env *env, int fd, gd_space *space);
+static uint64_t real_reserve;
+
+/* From now on, so few bytes are free beside the reserve. */
+static void
+fill_disk(int (*space)(const gd_env *env, int fd, gd_space *space))
+{
+    real_space = FAULTS->env.free_space;
+    real_reserve = the_repo->params.reserve;
+    FAULTS->env.free_space = space;
+    the_repo->params.reserve = 64 << 20;
+}
+
+static void
+empty_disk(void)
+{
+    FAULTS->env.free_space = real_space;
+    the_repo->params.reserve = real_reserve;
+}
+
+static int
+room_for_a_part(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    (void)fd;
+    *space = (gd_space){.total = 1000 << 20, .free = (10 << 20) + (256 << 10)};
+    return 0;
+}
+
+/* There is no room for the copies, but for the editions: opening makes a
+ * checkpoint, and the volume can be written to. */
+TEST(test_checkpoint_instead_of_copies)
+{
+    for (int outcome = 0; outcome < 3; outcome++) {
+        gd_volume_info info;
+        begin(outcome == 1);
+        for (int i = 0; i < 8; i++) {
+            CHECK_OK(model_write(0, P));
+        }
+        CHECK_OK(model_zero(4 * P, 1));
+        CHECK_OK(model_flush());
+        model_kill();
+        fill_disk(room_for_a_part);
+        CHECK_OK(model_open());
+        gd_volume_get_info(the_volume, &info);
+        CHECK(!info.is_read_only);
+        CHECK_INT(checkpoints(), 1);
+        CHECK_INT(info.head.needed, info.head.journal);
+        model_compare();
+        model_check_nothing_left();
+        CHECK_OK(model_write(3, 3));
+        CHECK_OK(model_flush());
+        empty_disk();
+        if (outcome == 2) {
+            model_crash();
+            CHECK_OK(model_open());
+        }
+        finish();
+    }
+}
+
+static int (*real_linkat)(const gd_env *env, int dir, const char *from,
+                          const char *to);
+
+static int
+link_all_but_part_1(const gd_env *env, int dir, const char *from,
+                    const char *to)
+{
+    return strstr(to, "_1_2") != NULL ? -EIO : real_linkat(env, dir, from, to);
+}
+
+/* The checkpoint stops behind its first part, and then there is room for the
+ * copies: the edition has no mark, and is made again. */
+TEST(test_copies_behind_a_part)
+{
+    begin(false);
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(model_write(0, 2 * P));
+    }
+    CHECK_OK(model_flush());
+    model_kill();
+    fill_disk(room_for_a_part);
+    real_linkat = FAULTS->env.linkat;
+    FAULTS->env.linkat = link_all_but_part_1;
+    CHECK_OK(model_open());
+    CHECK_INT(model_write(0, 1), GD_NOSPACE);
+    CHECK_INT(model_checkpoint(), GD_IO);
+    FAULTS->env.linkat = real_linkat;
+    empty_disk();
+    model_compare();
+    CHECK_OK(model_checkpoint());
+    model_compare();
+    finish();
+}
+
+static int (*real_lock)(const gd_env *env, int fd, uint64_t byte, short type);
+static gd_status written_in_lock;
+
+static int
+write_in_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    if (type != F_WRLCK) {
+        return real_lock(env, fd, byte, type);
+    }
+    FAULTS->env.lock = real_lock;
+    written_in_lock = model_write(0, 1);
+    return -EAGAIN; /* another process has it */
+}
+
+/* While it waited for space, the owner has lost its locks: it accepts no write
+ * before it knows that it has them (V1). */
+TEST(test_owner_before_writes)
+{
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    model_kill();
+    fill_disk(little_room);
+    CHECK_OK(model_open());
+    empty_disk();
+    real_lock = FAULTS->env.lock;
+    FAULTS->env.lock = write_in_lock;
+    CHECK_INT(model_flush(), GD_BUSY);
+    CHECK_INT(written_in_lock, GD_NOSPACE);
+    FAULTS->env.lock = real_lock;
+    CHECK_INT(model_write(0, 1), GD_BUSY);
+    CHECK_CONTAINS(model_words(), "disk takes no more writes");
+    model_compare();
+    model_kill();
+    finish();
+}
+
+static ssize_t (*real_pread)(const gd_env *env, int fd, void *buf, size_t len,
+                             uint64_t offset);
+static int other_lock;
+
+/* Meanwhile the server drops the locks, and another owner begins a journal. */
+static ssize_t
+other_in_read(const gd_env *env, int fd, void *buf, size_t len,
+              uint64_t offset)
+{
+    FAULTS->env.pread = real_pread;
+    scratch_drop_locks();
+    other_lock = openat(the_scratch.root, "volumes/disk/lock",
+                        O_RDWR | O_CLOEXEC);
+    CHECK_INT(real_lock(env, other_lock, 0, F_WRLCK), 0);
+    scratch_write(&the_scratch, "volumes/disk/journal.new-other", "", 1, 0);
+    return real_pread(env, fd, buf, len, offset);
+}
+
+/* An owner that was cut off while it read the journals removes no file of the
+ * next owner (V2). */
+TEST(test_file_of_the_next_owner)
+{
+    begin(false);
+    model_kill();
+    real_pread = FAULTS->env.pread;
+    real_lock = gd_env_posix()->lock;
+    FAULTS->env.pread = other_in_read;
+    CHECK_INT(model_open(), GD_BUSY);
+    CHECK(scratch_exists(&the_scratch, "volumes/disk/journal.new-other"));
+    close(other_lock);
+    finish();
+}
+
 /* ---- recycled journals (V10) ---- */
 
 static unsigned
@@ -859,8 +1024,6 @@ TEST(test_old_records_behind_the_end)
     }
 }
 
-static ssize_t (*real_pread)(const gd_env *env, int fd, void *buf, size_t len,
-                             uint64_t offset);
 static unsigned overwrites;
 
 /* The file of the journal that is read is to be written over meanwhile. */
