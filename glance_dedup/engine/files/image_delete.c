@@ -195,7 +195,9 @@ gd_image_delete_several(const gd_env *env, int root, const gd_params *params,
         release_image(env, &all[i]);
     }
     for (size_t i = 0; i < count; i++) {
-        if (all[i].status == GD_BUSY && all[i].lock < 0) {
+        /* It may have been in use, or too many files were open. */
+        if (all[i].status != GD_OK && all[i].status != GD_NOTFOUND &&
+            (all[i].lock < 0 || all[i].recipe < 0)) {
             (void)gd_image_delete(env, root, params, ids[i], NULL, NULL);
         }
     }

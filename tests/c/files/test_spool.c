@@ -769,6 +769,25 @@ TEST_WITH(test_locked_one_of_several, setup(), teardown())
     CHECK_INT(scratch_count(&x, "images", "", NULL), 0);
 }
 
+/* What cannot be opened while all others are open is deleted after them, or an
+ * error is reported. */
+TEST(test_one_of_several_is_not_opened)
+{
+    for (uint64_t nth = 1, faults = 1; faults > 0; nth++) {
+        setup();
+        store("a", 4096, NULL);
+        store("b", 4096, NULL);
+        store("c", 4096, NULL);
+        uint64_t before = fault_env_faults(&x.f);
+        fault_env_fail(&x.f, FAULT_OPENAT, nth, EMFILE, false);
+        gd_status s = delete_several();
+        faults = fault_env_faults(&x.f) - before;
+        fault_env_heal(&x.f);
+        CHECK(s != GD_OK || scratch_count(&x, "images", "", NULL) == 0);
+        teardown();
+    }
+}
+
 /* One that fails does not keep the others from being deleted; without a sync of
  * the spool, none is. */
 TEST(test_deleting_several_fails)
@@ -778,7 +797,7 @@ TEST(test_deleting_several_fails)
         uint64_t nth;
         unsigned gone;
     } cases[] = {
-        {FAULT_LOCK, 1, 2},     {FAULT_LINKAT, 2, 2}, {FAULT_FSYNC, 1, 0},
+        {FAULT_LOCK, 1, 3},     {FAULT_LINKAT, 2, 2}, {FAULT_FSYNC, 1, 0},
         {FAULT_UNLINKAT, 1, 2}, {FAULT_FSYNC, 2, 3},  {FAULT_ALLOC, 1, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
