@@ -84,6 +84,7 @@ class _Look:
             if number < first:
                 self._unowned(self._journal(number), 'is not needed any more: '
                               'the next owner removes it')
+        self._note_new_files()
         needed = [number for number in numbers if number >= first]
         self._check_chain(head, first, needed)
         for number in needed[:-1]:
@@ -140,6 +141,17 @@ class _Look:
             self._damage(file, None, 'is missing')
         except ondisk.Damage as e:
             self._damage(file, e.offset, e.sentence)
+
+    def _note_new_files(self) -> None:
+        for name in sorted(os.listdir(self._fd)):
+            if name.startswith('journal.new'):
+                with contextlib.suppress(OSError):
+                    size = os.stat(name, dir_fd=self._fd,
+                                   follow_symlinks=False).st_size
+                    self._unowned(
+                        f'volumes/{self._name}/{name}', f'has {size} bytes, '
+                        'and is not needed any more: the next owner removes '
+                        'it')
 
     # -- journals ----------------------------------------------------------
 
@@ -385,7 +397,8 @@ class Volumes:
     def _check_names(self, name: str, fd: int) -> int:
         """Report unknown names and wrong modes.
 
-        :returns: the bytes of the journals
+        :returns: the bytes of the journals, and of their files without the
+            name of one
         """
         find, check_mode = self._findings.find, self.directories.check_mode
         check_mode(os.fstat(fd), f'volumes/{name}', 0o700)
@@ -408,9 +421,9 @@ class Volumes:
                      'is not a regular file')
                 continue
             check_mode(status, file, 0o600)
-            if match is not None:
+            if inner != 'lock':
                 total += status.st_size
-            elif inner == 'lock' and status.st_size:
+            elif status.st_size:
                 find(ondisk.NOTE, file, None,
                      'has content; it should only carry locks')
         if 'lock' not in names and any(

@@ -236,8 +236,7 @@ class JournalReader:
             at = piece.find(_RECORD_MAGIC)
             while at >= 0:
                 if not (start + at) % _ALIGN:
-                    record = self._record(start + at, None)
-                    if record is not None and record[3] > self.end:
+                    if self._record(start + at, None) is not None:
                         return start + at
                 at = piece.find(_RECORD_MAGIC, at + 1)
             if len(piece) < _PIECE + overlap:
@@ -249,19 +248,21 @@ class JournalReader:
                 ) -> tuple[int, int, int, int, int] | None:
         """A valid record: kind, two fields, durable offset, whole length.
 
-        :param sequence: which it must have; None: a later one than all before,
-            and its data may be torn
+        :param sequence: which it must have; None: a later one than all before.
+            Then it must prove that the end was durable, and its data may be
+            torn
         """
         data = self._file.read_ahead(at, _RECORD.size)
         if len(data) < _RECORD.size:
             return None
         magic, kind, number, a, b, durable, checksum, own = (
             _RECORD.unpack(data))
-        if (magic != _RECORD_MAGIC
-                or ondisk.xxh3(data[:48], self._head.seed) != own
-                or durable > at
-                or (number <= self._sequence if sequence is None
-                    else number != sequence)):
+        # The checksum is last: a recycled journal may have millions of records
+        # of the one before.
+        if (magic != _RECORD_MAGIC or durable > at
+                or (number <= self._sequence or durable <= self.end
+                    if sequence is None else number != sequence)
+                or ondisk.xxh3(data[:48], self._head.seed) != own):
             return None
         if kind == MARK:
             good = a < self._head.parts and b >= 1

@@ -11,6 +11,7 @@ from hypothesis import strategies
 import pytest
 
 from glance_dedup.check import checker
+from glance_dedup.check import ondisk
 from glance_dedup.check import record_table
 from glance_dedup.check import volume_check
 from glance_dedup.check import volume_reader
@@ -162,16 +163,22 @@ def test_names_and_modes(repository, volume):
     os.chmod(volume.directory, 0o755)
     (volume.directory.parent / 'not a name').mkdir(mode=0o700)
     volume.write(volume.directory.parent / 'file', b'')
-    found, _ = look(repository, NOTE)
+    found, report = look(repository, NOTE)
     assert {(f.file, f.sentence) for f in found} == {
         ('volumes/disk', 'has mode 0755 instead of 0700'),
         ('volumes/disk/control', 'is not a regular file'),
+        ('volumes/disk/journal.new', 'has 8 bytes, and is not needed any '
+         'more: the next owner removes it'),
+        ('volumes/disk/journal.new.0123456789abcdef', 'has 0 bytes, and is '
+         'not needed any more: the next owner removes it'),
         ('volumes/disk/else', 'has an unknown name'),
         ('volumes/disk/journal-00000000', 'has an unknown name'),
         ('volumes/disk/journal-00000001', 'has mode 0640 instead of 0600'),
         ('volumes/disk/lock', 'has content; it should only carry locks'),
         ('volumes/file', 'is no directory of a volume: Not a directory'),
         ('volumes/not a name', 'has an unknown name')}
+    size = (volume.directory / 'journal-00000001').stat().st_size
+    assert report.figures['journal_bytes'] == size + len('anything')
 
 
 def test_control_socket(repository, volume):
@@ -503,6 +510,28 @@ def test_holes_of_a_hostile_size(repository, volume):
     journal = volume.journal().data(0, noise(1)).save()
     os.truncate(journal.path, 1 << 40)
     clean(repository)
+
+
+def test_old_records_are_not_hashed(repository, volume, monkeypatch):
+    """A recycled journal may have a record of the one before every 56 bytes.
+
+    A later record that proves nothing, or has an earlier sequence, is passed
+    over by its fields.
+    """
+    journal = volume.journal().data(0, noise(1)).zeros(0, 5)
+    for i in range(50):
+        journal.zeros(0, 5, durable=0)
+    journal.save()
+    patch(journal.path, journal.ends[1], b'????')
+    hashed = []
+    real = ondisk.xxh3
+
+    def count(*args):
+        hashed.append(args)
+        return real(*args)
+    monkeypatch.setattr(ondisk, 'xxh3', count)
+    clean(repository)
+    assert len(hashed) < 40
 
 
 def test_a_proof_in_a_later_piece(repository, volume, monkeypatch):
