@@ -88,7 +88,9 @@ commit_batch(gd_volume *volume, gd_edition_batch *batch, size_t most,
 
 /* Commits the parts that have frozen records, in order, except those that a
  * checkpoint that failed has done.  If several parts at once fail, it goes on
- * with one at a time: a disk may have room for one, or one may be damaged. */
+ * with one at a time: a disk may have room for one, or one may be damaged.  So does
+ * the next checkpoint after one without room: what several parts that fail have
+ * stored takes the room that one would need. */
 static gd_status
 commit_parts(gd_volume *volume, const gd_edition_hints *hints,
              gd_volume_counters *counters, gd_error *err)
@@ -96,7 +98,7 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
     gd_volume_head head;
     gd_volume_mark made[PARTS_AT_ONCE];
     gd_status s = GD_OK;
-    size_t count = 1, most = PARTS_AT_ONCE;
+    size_t count = 1, most = volume->singly ? 1 : PARTS_AT_ONCE;
     gd_volume_copy_head(volume, &head);
     uint64_t next = volume->made_count == 0
                         ? 0
@@ -118,6 +120,7 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
             s = note_made(volume, made[i], err);
         }
     }
+    volume->singly = s == GD_NOSPACE;
     return s;
 }
 
@@ -128,7 +131,7 @@ static gd_status
 append_note(gd_volume *volume, gd_record note, gd_error *err)
 {
     gd_append append = {.record = note};
-    GD_TRY(gd_journal_append(volume->active, &append, 1, err));
+    GD_TRY(gd_volume_append(volume, &append, 1, err));
     gd_journal_accept(volume->active, &append);
     return GD_OK;
 }
@@ -380,6 +383,10 @@ gd_volume_give_up_space(gd_volume *volume)
 void
 gd_volume_renew(gd_volume *volume)
 {
+    if (gd_repo_require_room(volume->repo, GD_JOURNAL_MAX_SPARE, NULL) ==
+        GD_NOSPACE) {
+        gd_volume_give_up_space(volume);
+    }
     gd_parts_renew(&volume->parts);
     gd_fpcache_drop_removed(volume->repo->cache);
 }

@@ -220,6 +220,10 @@ void
 gd_journal_abandon(gd_journal *journal)
 {
     const gd_env *env = journal->env;
+    if (journal->fd >= 0) {
+        /* XFS frees the blocks of an unlinked file only later. */
+        (void)env->ftruncate(env, journal->fd, 0);
+    }
     (void)env->unlinkat(env, journal->root, journal->new_name);
     gd_journal_close(journal);
 }
@@ -264,11 +268,18 @@ gd_journal_retire(gd_journal *journal, const char *volume)
     }
     /* No name that a file has: a rename to another name of the same file would
      * do nothing and report success. */
-    return cut(journal, GD_JOURNAL_MAX_SPARE) &&
-           gd_volume_draw_new_name(env, volume, journal->new_name, NULL) ==
-               GD_OK &&
-           env->renameat(env, journal->root, journal->name,
-                         journal->new_name) == 0;
+    if (!cut(journal, GD_JOURNAL_MAX_SPARE) ||
+        gd_volume_draw_new_name(env, volume, journal->new_name, NULL) !=
+            GD_OK) {
+        return false;
+    }
+    if (env->renameat(env, journal->root, journal->name,
+                      journal->new_name) < 0) {
+        /* A rename can succeed and report an error. */
+        (void)env->unlinkat(env, journal->root, journal->new_name);
+        return false;
+    }
+    return true;
 }
 
 void

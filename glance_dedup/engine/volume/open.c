@@ -31,6 +31,17 @@ allocate(gd_repo *repo, const char *name, gd_volume **out, gd_error *err)
     return GD_OK;
 }
 
+/* A forked child has only a copy of the owner's memory. */
+static void
+give_up_own_space(gd_volume *volume)
+{
+    if (gd_repo_require_owner(volume->repo, NULL) == GD_OK) {
+        gd_volume_give_up_space(volume);
+    } else if (volume->spare != NULL) {
+        gd_journal_close(volume->spare);
+    }
+}
+
 void
 gd_volume_close(gd_volume *volume)
 {
@@ -39,7 +50,7 @@ gd_volume_close(gd_volume *volume)
     gd_overlay_clear(&volume->stale);
     gd_volume_release_frozen(volume);
     if (volume->active != NULL) {
-        gd_volume_give_up_space(volume);
+        give_up_own_space(volume);
         gd_volume_release_journal(volume->active);
     }
     if (volume->parts.repo != NULL) {

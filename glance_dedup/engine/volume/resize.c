@@ -31,7 +31,7 @@ zero_tail(gd_volume *volume, uint64_t size, gd_error *err)
     pthread_mutex_lock(&volume->mutex);
     gd_status s = gd_volume_require_intact(volume, err);
     if (s == GD_OK) {
-        s = gd_journal_append(volume->active, &append, 1, err);
+        s = gd_volume_append(volume, &append, 1, err);
     }
     if (s == GD_OK) {
         s = gd_volume_enter(volume, &append, err);

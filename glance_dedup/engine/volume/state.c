@@ -82,6 +82,18 @@ gd_volume_set_broken(gd_volume *volume, const gd_error *err)
 }
 
 gd_status
+gd_volume_append(gd_volume *volume, gd_append *appends, size_t count,
+                 gd_error *err)
+{
+    gd_status s = gd_journal_append(volume->active, appends, count, err);
+    if (s == GD_NOSPACE && volume->spare != NULL) {
+        gd_volume_drop_spare(volume);
+        s = gd_journal_append(volume->active, appends, count, err);
+    }
+    return s;
+}
+
+gd_status
 gd_volume_enter(gd_volume *volume, const gd_append *append, gd_error *err)
 {
     const gd_piece piece =

@@ -33,6 +33,7 @@ struct gd_volume {
     gd_volume_mark *made; /* editions of the frozen records, without a mark
                            * yet */
     size_t made_count, made_room;
+    bool singly; /* parts are committed one at a time: there was no room */
 
     pthread_mutex_t mutex; /* guards all below */
     pthread_cond_t changed;
@@ -95,6 +96,10 @@ void gd_volume_release_frozen(gd_volume *volume);
 /* Waits until the active journal is durable up to its present end.  Lets go of
  * the mutex meanwhile. */
 gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
+/* Appends records to the active journal.  If the file system has no room, the
+ * spare is given up (V10). */
+gd_status gd_volume_append(gd_volume *volume, gd_append *appends,
+                           size_t count, gd_error *err);
 /* Inserts an appended record into the overlay; reads see it from now on. */
 gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
                           gd_error *err);

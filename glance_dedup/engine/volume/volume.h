@@ -106,7 +106,8 @@ bool gd_volume_is_worth_checkpoint(gd_volume *volume);
 /* Gives back the space that the volume keeps for writes to come (V10). */
 void gd_volume_give_up_space(gd_volume *volume);
 /* Closes recipes that a merge has replaced, so that they pin no blocks, and
- * groups whose names are gone, so that they take no space. */
+ * groups whose names are gone, so that they take no space.  Gives back the space
+ * for writes to come if the disk has no room for as much. */
 void gd_volume_renew(gd_volume *volume);
 
 /* Commits an image with the volume's bytes at one moment, no earlier than the

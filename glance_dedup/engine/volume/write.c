@@ -104,20 +104,6 @@ require_room(gd_volume *volume, uint64_t bytes, gd_error *err)
     return had_spare ? gd_repo_require_room(volume->repo, bytes, err) : s;
 }
 
-/* The reserve is a guess: the file system may have no room, too.
- * REQUIRES: the mutex. */
-static gd_status
-append_or_drop_spare(gd_volume *volume, gd_append *appends, size_t count,
-                     gd_error *err)
-{
-    gd_status s = gd_journal_append(volume->active, appends, count, err);
-    if (s == GD_NOSPACE && volume->spare != NULL) {
-        gd_volume_drop_spare(volume);
-        s = gd_journal_append(volume->active, appends, count, err);
-    }
-    return s;
-}
-
 static gd_status
 append_records(gd_volume *volume, gd_append *appends, size_t count,
                gd_error *err)
@@ -135,7 +121,7 @@ append_records(gd_volume *volume, gd_append *appends, size_t count,
                         appends[count - 1].record.length, err);
     }
     if (s == GD_OK) {
-        s = append_or_drop_spare(volume, appends, count, err);
+        s = gd_volume_append(volume, appends, count, err);
     }
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         s = gd_volume_enter(volume, &appends[i], err);

@@ -812,13 +812,34 @@ TEST(test_recycling_under_faults)
         fault_env_heal(&t.x.f);
         CHECK(s == GD_OK || !done);
         CHECK(named || !scratch_exists(&t.x, RECYCLED));
-        if (s == GD_OK) {
+        if (named) {
             check_scan(0, GD_OK, 0);
-        } else {
+        }
+        if (s != GD_OK) {
             t.journal = NULL;
+            CHECK_INT(spares(), 0);
         }
         teardown();
     }
+}
+
+static int (*real_renameat)(const gd_env *env, int dir, const char *from,
+                            const char *to);
+
+static int
+rename_and_fail(const gd_env *env, int dir, const char *from, const char *to)
+{
+    CHECK_INT(real_renameat(env, dir, from, to), 0);
+    return -EIO;
+}
+
+/* A rename can succeed and report an error. */
+TEST_WITH(test_renamed_with_an_error, setup(), teardown())
+{
+    real_renameat = t.x.f.env.renameat;
+    t.x.f.env.renameat = rename_and_fail;
+    CHECK(!gd_journal_retire(t.journal, VOLUME));
+    CHECK_INT(spares(), 0);
 }
 
 /* A file is kept up to a size. */
@@ -858,7 +879,10 @@ TEST_WITH(test_spare_is_removed, setup(), teardown())
     gd_journal *spare = t.journal;
     t.journal = NULL;
     CHECK(gd_journal_retire(spare, VOLUME));
+    fault_env_start_trace(&t.x.f);
     gd_journal_abandon(spare);
+    /* XFS frees the blocks of an unlinked file only later. */
+    scratch_check_trace(&t.x, "ftruncate unlinkat");
     CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 0);
 }
 

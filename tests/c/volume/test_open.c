@@ -1065,14 +1065,21 @@ TEST(test_head_is_read_beside_recycling)
 {
     for (overwrites = 1; overwrites <= 3; overwrites++) {
         gd_volume_head head;
+        gd_volume_info before, after;
         begin(false);
         CHECK_OK(model_checkpoint());
         CHECK_OK(model_write(0, 8));
+        gd_volume_get_info(the_volume, &before);
         real_pread = FAULTS->env.pread;
         FAULTS->env.pread = overwrite_in_read;
         CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
                                      &the_scratch.err));
         FAULTS->env.pread = real_pread;
+        gd_volume_get_info(the_volume, &after);
+        CHECK(head.journal >= before.head.journal &&
+              head.journal <= after.head.journal);
+        CHECK_INT(head.size, after.head.size);
+        CHECK(memcmp(head.volume_id, after.head.volume_id, GD_ID_SIZE) == 0);
         finish();
     }
 }
@@ -1094,6 +1101,57 @@ TEST(test_spare_on_a_full_disk)
     the_repo->params.reserve = 0;
     CHECK_OK(model_checkpoint());
     CHECK_INT(spares(), 1);
+    finish();
+}
+
+/* Nor does a spare keep its room from others. */
+TEST(test_spare_or_an_upload)
+{
+    begin(false);
+    CHECK_OK(model_checkpoint());
+    gd_volume_renew(the_volume);
+    CHECK_INT(spares(), 1);
+    fill_disk(little_room);
+    gd_volume_renew(the_volume);
+    CHECK_INT(spares(), 0);
+    empty_disk();
+    finish();
+}
+
+/* The zeros that a shrinking volume needs come before a spare, too. */
+TEST(test_spare_or_a_shrink)
+{
+    begin(false);
+    CHECK_OK(model_checkpoint());
+    CHECK_INT(spares(), 1);
+    fault_env_fail(FAULTS, FAULT_PWRITEV, 1, ENOSPC, false);
+    CHECK_OK(model_resize(P + 30));
+    fault_env_heal(FAULTS);
+    model_compare();
+    finish();
+}
+
+/* A forked child that closes the volume takes nothing from its owner. */
+TEST(test_close_in_a_child)
+{
+    int status = 0;
+    begin(false);
+    CHECK_OK(model_write(0, P));
+    CHECK_OK(model_checkpoint());
+    CHECK_OK(model_write(0, 1));
+    CHECK_OK(model_flush());
+    int64_t size = journal_size();
+    CHECK_INT(spares(), 1);
+    pid_t child = fork();
+    if (child == 0) {
+        gd_volume_close(the_volume);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK_INT(spares(), 1);
+    CHECK_INT(journal_size(), size);
+    CHECK_OK(model_checkpoint());
+    model_compare();
     finish();
 }
 
@@ -1163,6 +1221,43 @@ TEST(test_parts_one_at_a_time)
     fault_env_heal(FAULTS);
     CHECK_INT(checkpoints(), made + 1);
     model_compare();
+    finish();
+}
+
+static uint64_t
+syncs_of_checkpoint(gd_status wanted)
+{
+    uint64_t before = fault_env_count(FAULTS, FAULT_FSYNC) +
+                      fault_env_count(FAULTS, FAULT_FDATASYNC);
+    CHECK_INT(model_checkpoint(), wanted);
+    return fault_env_count(FAULTS, FAULT_FSYNC) +
+           fault_env_count(FAULTS, FAULT_FDATASYNC) - before;
+}
+
+static void
+write_to_parts(void)
+{
+    for (uint64_t i = 0; i < 4; i++) {
+        CHECK_OK(model_write(i * P, 2));
+    }
+}
+
+/* After a checkpoint without room, the next one does not begin with several
+ * parts, which would take the room that one needs. */
+TEST(test_one_part_after_no_room)
+{
+    begin(false);
+    CHECK_OK(model_checkpoint());
+    write_to_parts();
+    uint64_t together = syncs_of_checkpoint(GD_OK);
+    write_to_parts();
+    fault_env_fail(FAULTS, FAULT_LINKAT, 4, ENOSPC, true);
+    (void)syncs_of_checkpoint(GD_NOSPACE);
+    fault_env_heal(FAULTS);
+    uint64_t singly = syncs_of_checkpoint(GD_OK);
+    CHECK(singly > together);
+    write_to_parts();
+    CHECK_INT(syncs_of_checkpoint(GD_OK), together);
     finish();
 }
 
