@@ -534,7 +534,9 @@ MUTANTS = (
     Mutant(
         'copies-behind-the-name', 'V4', (
             Edit(_RECOVERY,
-                 '    gd_status s = copy_tails(volume, *made, copies, err);\n'
+                 '    gd_status s =\n'
+                 '        copy ? copy_tails(volume, *made, copies, err) : '
+                 'GD_OK;\n'
                  '    if (s != GD_OK) {\n'
                  '        gd_journal_abandon(*made);\n'
                  '        return s;\n'
@@ -543,7 +545,8 @@ MUTANTS = (
                  'err);\n',
                  '    GD_TRY(gd_journal_publish(*made, volume->name, named, '
                  'err));\n'
-                 '    return copy_tails(volume, *made, copies, err);\n'),),
+                 '    return copy ? copy_tails(volume, *made, copies, err) : '
+                 'GD_OK;\n'),),
         workload='volume'),
     Mutant(
         'journal-not-synced-before-the-next', 'V6', (
@@ -592,9 +595,10 @@ MUTANTS = (
     Mutant(
         'editions-kept-without-marks', 'V7', (
             Edit(_RECOVERY,
-                 '        (void)gd_volume_delete_recipes(repo, &head, marks, '
-                 'head.marks, NULL);\n',
-                 ''),),
+                 '    (void)gd_volume_delete_recipes(volume->repo, head, '
+                 'marks, head->marks,\n'
+                 '                                   NULL);\n',
+                 '    (void)marks;\n'),),
         workload='volume'),
     Mutant(
         'clone-ready-before-its-base', 'V9', (
