@@ -415,40 +415,6 @@ gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
     return end_transaction(transaction, s, header, err);
 }
 
-/* Stores bytes [from, to) of an image of another scope. */
-static gd_status
-store_image(gd_transaction *transaction, gd_image *image, uint64_t from,
-            uint64_t to, gd_error *err)
-{
-    const gd_env *env = image->repo->env;
-    size_t done;
-    uint8_t *window = gd_alloc(env, WINDOW, err);
-    gd_status s = window == NULL ? GD_NOMEM : GD_OK;
-    for (uint64_t at = from; s == GD_OK && at < to; at += done) {
-        size_t length = to - at < WINDOW ? (size_t)(to - at) : WINDOW;
-        s = gd_image_read(image, window, length, at, &done, err);
-        if (s == GD_OK) {
-            s = gd_transaction_write(transaction, window, done, err);
-        }
-    }
-    env->release(env, window);
-    return s;
-}
-
-/* Appends bytes [from, to) of an image. */
-static gd_status
-add_image(gd_transaction *transaction, const gd_volume_head *head,
-          gd_image *image, uint64_t from, uint64_t to, uint64_t *stored,
-          gd_error *err)
-{
-    if (gd_scope_equal(&gd_image_header(image)->scope, &head->scope)) {
-        return gd_transaction_add_runs(transaction, image, from, to, stored,
-                                       err);
-    }
-    *stored = to - from;
-    return store_image(transaction, image, from, to, err);
-}
-
 gd_status
 gd_edition_base(gd_repo *repo, const gd_volume_head *head, gd_image *image,
                 uint64_t *stored, gd_error *err)
@@ -460,8 +426,8 @@ gd_edition_base(gd_repo *repo, const gd_volume_head *head, gd_image *image,
     gd_volume_base_id(head->volume_id, id);
     GD_TRY(gd_transaction_begin(repo, id, head->project, &head->scope,
                                 &transaction, err));
-    gd_status s = add_image(transaction, head, image, 0, source->size,
-                            stored, err);
+    gd_status s = gd_transaction_add_runs(transaction, image, 0, source->size,
+                                          stored, err);
     return end_transaction(transaction, s, &header, err);
 }
 
@@ -508,7 +474,7 @@ gd_edition_of_image(gd_repo *repo, const gd_volume_head *head,
     if (s != GD_OK) {
         return s;
     }
-    s = add_image(transaction, head, image, from, to, &again, err);
+    s = gd_transaction_add_runs(transaction, image, from, to, &again, err);
     if (s == GD_OK) {
         s = gd_transaction_write(transaction, rest, (size_t)(end - to), err);
     }

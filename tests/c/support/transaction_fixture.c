@@ -4,6 +4,7 @@
  */
 #include "tests/c/support/transaction_fixture.h"
 
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 
 scratch the_scratch;
@@ -77,4 +78,34 @@ size_t
 minimum(size_t a, size_t b)
 {
     return a < b ? a : b;
+}
+
+size_t
+list_marks(const char *id, bool *marks)
+{
+    gd_image *image = require_image(the_repo, id);
+    gd_recipe_page page;
+    gd_entry entries[GD_EXTENT_BLOCKS];
+    size_t n = 0;
+    for (uint64_t p = 1; p <= gd_image_pages(image); p++) {
+        CHECK_INT(gd_image_extents(image, p, &page, &the_scratch.err), GD_OK);
+        for (uint32_t i = 0; i < page.count; i++) {
+            const gd_extent *e = &page.extents[i];
+            gd_group *group;
+            if (e->kind == GD_EXTENT_ZEROS ||
+                !CHECK_INT(gd_fpcache_group(the_repo->cache, e->group, true,
+                                            &group, &the_scratch.err),
+                           GD_OK)) {
+                continue;
+            }
+            CHECK_INT(gd_group_read_entries(group, e->slot, e->blocks,
+                                            entries, &the_scratch.err), GD_OK);
+            gd_fpcache_return_group(the_repo->cache, group);
+            for (uint32_t k = 0; k < e->blocks; k++) {
+                marks[n++] = entries[k].nodedup;
+            }
+        }
+    }
+    gd_image_close(image);
+    return n;
 }

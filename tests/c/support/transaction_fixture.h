@@ -28,6 +28,10 @@ void store_in_one(const char *image_id, const uint8_t *data, size_t length,
 void check_stored_image(const char *image_id, const uint8_t *data,
                         size_t length);
 
+/* Fills in whether each block of an image has the mark nodedup, and returns
+ * the number of blocks. */
+size_t list_marks(const char *image_id, bool *marks);
+
 size_t minimum(size_t a, size_t b);
 
 #endif

@@ -6,6 +6,8 @@
 #include "engine/volume/volumehints.h"
 
 #include "engine/base/coding.h"
+#include "engine/read/image.h"
+#include "engine/volume/volumenames.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/ext_fixture.h"
 #include "tests/c/support/transaction_fixture.h"
@@ -120,6 +122,71 @@ TEST_WITH(test_no_dedup, setup(), teardown())
     memcpy(model + 3 * PART, model, PART);
     store(3 * PART, PART);
     CHECK_INT(checkpoint().skipped, c.skipped); /* it was looked up */
+}
+
+/* ---- the mark nodedup ---- */
+
+/* Stores the model's first two parts, runs of blocks with and without the
+ * mark in turns. */
+static void
+store_template(void)
+{
+    enum { BLOCKS = 2 * PART / BLOCK };
+    static uint32_t lengths[BLOCKS];
+    static gd_address addresses[BLOCKS];
+    gd_recipe_header header;
+    bool linked;
+    gd_transaction *transaction = begin_image("template");
+    for (size_t i = 0, n; i < BLOCKS; i += n) {
+        n = minimum(i % 7 + 1, BLOCKS - i);
+        for (size_t k = 0; k < n; k++) {
+            lengths[k] = BLOCK;
+        }
+        gd_transaction_set_lookup_mode(transaction, i % 2 == 0
+                                                        ? GD_DEDUP_OFF
+                                                        : GD_DEDUP_ALL);
+        CHECK_INT(gd_transaction_write_blocks(transaction, model + i * BLOCK,
+                                              lengths, n, addresses,
+                                              &the_scratch.err), GD_OK);
+    }
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked,
+                                    &the_scratch.err), GD_OK);
+    gd_transaction_end(transaction);
+}
+
+/* I14: a volume of another scope stores an image's blocks again, with their
+ * marks, when it is made of the image and when it is rolled back to it. */
+TEST_WITH(test_marks_in_another_scope, setup(), teardown())
+{
+    static bool wanted[2 * PART / BLOCK], got[2 * PART / BLOCK];
+    const size_t blocks = 2 * PART / BLOCK, half = blocks / 2;
+    char id[GD_IMAGE_ID_MAX + 1];
+    gd_volume_head head;
+    uint64_t stored;
+    fill_random(model, 2 * PART, 1);
+    store_template();
+    CHECK_INT(list_marks("template", wanted), blocks);
+    CHECK(memchr(wanted, true, blocks) && memchr(wanted, false, blocks));
+    gd_image *image = require_image(the_repo, "template");
+    const gd_volume_plan plan = {.part_size = PART, .project = "",
+                                 .scope = {{1}}, .base = image};
+    CHECK_INT(gd_volume_create(the_repo, "other", &plan, &stored,
+                               &the_scratch.err), GD_OK);
+    CHECK_INT(stored, 2 * PART);
+    CHECK_INT(gd_volume_read_head(the_repo, "other", &head,
+                                  &the_scratch.err), GD_OK);
+    gd_volume_base_id(head.volume_id, id);
+    CHECK_INT(list_marks(id, got), blocks);
+    CHECK(memcmp(got, wanted, sizeof got) == 0);
+    CHECK_INT(gd_volume_roll_back(the_repo, "other", image, &stored,
+                                  &the_scratch.err), GD_OK);
+    CHECK_INT(stored, 2 * PART);
+    gd_image_close(image);
+    for (uint64_t part = 0; part < 2; part++) {
+        gd_volume_edition_id(head.volume_id, part, 1, id);
+        CHECK_INT(list_marks(id, got), half);
+        CHECK(memcmp(got, wanted + part * half, half * sizeof *got) == 0);
+    }
 }
 
 /* ---- inferred hints ---- */

@@ -208,38 +208,6 @@ TEST(test_a_lock_is_refused)
     teardown_source();
 }
 
-/* Fills in whether each block of an image has the mark nodedup, and returns
- * the number of blocks. */
-static size_t
-list_marks(const char *id, bool *marks)
-{
-    gd_image *image = require_image(the_repo, id);
-    gd_recipe_page page;
-    gd_entry entries[GD_EXTENT_BLOCKS];
-    size_t n = 0;
-    for (uint64_t p = 1; p <= gd_image_pages(image); p++) {
-        CHECK_INT(gd_image_extents(image, p, &page, &the_scratch.err), GD_OK);
-        for (uint32_t i = 0; i < page.count; i++) {
-            const gd_extent *e = &page.extents[i];
-            gd_group *group;
-            if (e->kind == GD_EXTENT_ZEROS ||
-                !CHECK_INT(gd_fpcache_group(the_repo->cache, e->group, true,
-                                            &group, &the_scratch.err),
-                           GD_OK)) {
-                continue;
-            }
-            CHECK_INT(gd_group_read_entries(group, e->slot, e->blocks,
-                                            entries, &the_scratch.err), GD_OK);
-            gd_fpcache_return_group(the_repo->cache, group);
-            for (uint32_t k = 0; k < e->blocks; k++) {
-                marks[n++] = entries[k].nodedup;
-            }
-        }
-    }
-    gd_image_close(image);
-    return n;
-}
-
 /* I14: blocks that are stored again keep their marks, and get no others,
  * whatever the transaction does with its own blocks. */
 static void
