@@ -5,7 +5,8 @@
  * Every fallible function returns a gd_status.  On failure it also writes one
  * sentence into its gd_error: what happened, to which image or file, and the
  * offset if there is one.  There is no global state: a gd_error belongs to its
- * caller, and to one thread at a time.
+ * caller, and to one thread at a time.  A caller that wants no sentence passes
+ * NULL, so a function that reads its error takes one of its own then.
  */
 #ifndef GD_STATUS_H
 #define GD_STATUS_H

@@ -489,6 +489,8 @@ gd_scrub(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
          bool hashed, gd_scrub_extent extent, gd_scrub_result *result,
          gd_error *err)
 {
+    gd_error own;
+    err = err == NULL ? &own : err;
     memset(result, 0, sizeof *result);
     if (count > GD_MAX_SLOTS) {
         return gd_fail(err, GD_INVALID, "no group has %u slots", count);

@@ -245,6 +245,8 @@ add_counters(gd_volume *volume, const gd_volume_counters *stored)
 static gd_status
 confirm_owner(gd_volume *volume, gd_error *err)
 {
+    gd_error own;
+    err = err == NULL ? &own : err;
     pthread_mutex_lock(&volume->mutex);
     gd_status s = gd_volume_revalidate(volume, volume->active, err);
     if (s == GD_BUSY) {

@@ -240,6 +240,8 @@ gd_status
 gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
                  bool discard, gd_error *err)
 {
+    gd_error own;
+    err = err == NULL ? &own : err;
     pthread_mutex_lock(&volume->mutex);
     while (volume->syncing) {
         pthread_cond_wait(&volume->changed, &volume->mutex);
@@ -294,6 +296,8 @@ gd_volume_sync(gd_volume *volume, gd_error *err)
 {
     uint32_t number = volume->active->number;
     uint64_t end = volume->active->end;
+    gd_error own;
+    err = err == NULL ? &own : err;
     gd_status s = gd_volume_require_intact(volume, err);
     /* A journal that is not active any more was synced before. */
     while (s == GD_OK && volume->active->number == number &&

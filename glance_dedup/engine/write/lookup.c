@@ -612,12 +612,11 @@ gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
         size_t n = 1;
         if (blocks[i].address.group != 0) {
             n = count_run(blocks + i, count - i);
-            gd_error why;
-            gd_status s = confirm_run(lookup, blocks + i, n, &why);
+            gd_status s = confirm_run(lookup, blocks + i, n,
+                                      result == GD_OK ? err : NULL);
             if (s != GD_OK && s != GD_NOTFOUND && s != GD_CORRUPT &&
                 s != GD_VERSION && result == GD_OK) {
                 result = s;
-                *err = why;
             }
             if (s != GD_OK) {
                 for (size_t k = i; k < i + n; k++) {

@@ -574,6 +574,27 @@ TEST_WITH(test_unreadable_place, setup(GD_CODEC_NONE), teardown())
     CHECK_INT(x.err.sys_errno, EIO);
 }
 
+/* A caller that wants no words gets the same status. */
+TEST_WITH(test_no_words, setup(GD_CODEC_NONE), teardown())
+{
+    gd_error *const words[] = {&x.err, NULL};
+    uint64_t faults = 1;
+    for (uint64_t n = 1; faults > 0; n++) {
+        gd_status s[2];
+        for (int i = 0; i < 2; i++) {
+            gd_scrub_result found;
+            faults = fault_env_faults(&x.f);
+            fault_env_fail(&x.f, FAULT_PREAD, n, EIO, true);
+            s[i] = gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL, &found,
+                            words[i]);
+            faults = fault_env_faults(&x.f) - faults;
+            fault_env_heal(&x.f);
+            x.env->release(x.env, found.verdicts);
+        }
+        CHECK_INT(s[1], s[0]);
+    }
+}
+
 TEST_WITH(test_no_fault_is_taken_for_damage, setup(GD_CODEC_NONE), teardown())
 {
     static const fault_call kinds[] = {FAULT_ANY, FAULT_ALLOC};

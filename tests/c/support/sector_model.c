@@ -19,6 +19,7 @@ typedef struct sector_state {
 } sector_state;
 
 gd_volume *the_volume;
+gd_error *model_err = &the_scratch.err;
 static sector_state states[MODEL_SECTORS];
 static uint64_t sectors, last_content, image_sectors;
 static uint64_t maybe_sectors; /* a resizing that failed; 0: none */
@@ -95,7 +96,7 @@ create(uint64_t size, gd_image *base)
     }
     sectors = size;
     return gd_volume_create(the_repo, "disk", &plan, &stored,
-                            &the_scratch.err);
+                            model_err);
 }
 
 gd_status
@@ -109,7 +110,7 @@ model_clone(uint64_t size)
 {
     gd_image *image = NULL;
     gd_status s = gd_image_open(the_repo, "image", NULL, &image,
-                                &the_scratch.err);
+                                model_err);
     if (s == GD_OK) {
         s = create(size, image);
         gd_image_close(image);
@@ -122,7 +123,7 @@ model_open(void)
 {
     gd_volume_info info;
     gd_status s = gd_volume_open(the_repo, "disk", &the_volume,
-                                 &the_scratch.err);
+                                 model_err);
     if (s != GD_OK) {
         the_volume = NULL;
         return s;
@@ -188,7 +189,7 @@ model_write(uint64_t first, uint64_t count)
         fill_sector(data + i * SECTOR, first + i, last_content);
     }
     gd_status s = gd_volume_write(the_volume, data, count * SECTOR,
-                                  first * SECTOR, &the_scratch.err);
+                                  first * SECTOR, model_err);
     for (uint64_t i = first; i < first + count; i++) {
         add(i, last_content, s == GD_OK);
     }
@@ -199,7 +200,7 @@ gd_status
 model_zero(uint64_t first, uint64_t count)
 {
     gd_status s = gd_volume_zero(the_volume, count * SECTOR, first * SECTOR,
-                                 &the_scratch.err);
+                                 model_err);
     for (uint64_t i = first; i < first + count; i++) {
         add(i, 0, s == GD_OK);
     }
@@ -209,7 +210,7 @@ model_zero(uint64_t first, uint64_t count)
 gd_status
 model_flush(void)
 {
-    gd_status s = gd_volume_flush(the_volume, &the_scratch.err);
+    gd_status s = gd_volume_flush(the_volume, model_err);
     for (uint64_t i = 0; s == GD_OK && i < sectors; i++) {
         sector_state *state = &states[i];
         memmove(state->contents,
@@ -223,7 +224,7 @@ model_flush(void)
 gd_status
 model_checkpoint(void)
 {
-    return gd_volume_checkpoint(the_volume, &the_scratch.err);
+    return gd_volume_checkpoint(the_volume, model_err);
 }
 
 static void
@@ -245,7 +246,7 @@ model_snapshot(const char *image_id)
 {
     gd_recipe_header header;
     gd_status s = gd_volume_snapshot(the_volume, image_id, "", &header,
-                                     &the_scratch.err);
+                                     model_err);
     if (s == GD_OK) {
         fault_env_heal(&the_scratch.f);
         compare_image(image_id);
@@ -257,7 +258,7 @@ gd_status
 model_resize(uint64_t size)
 {
     gd_status s = gd_volume_resize(the_volume, size * SECTOR,
-                                   &the_scratch.err);
+                                   model_err);
     if (s != GD_OK) {
         /* Any of the sectors to be cut off may be zeros. */
         for (uint64_t i = size; i < sectors; i++) {
@@ -313,7 +314,7 @@ model_compare(void)
     static uint8_t got[MODEL_SECTORS * SECTOR];
     unsigned bad = 0;
     if (!CHECK_INT(gd_volume_read(the_volume, got, sectors * SECTOR, 0,
-                                  &the_scratch.err), GD_OK)) {
+                                  model_err), GD_OK)) {
         fprintf(stderr, "%s\n", the_scratch.err.text);
         return;
     }
@@ -360,7 +361,7 @@ void
 model_delete(void)
 {
     model_close();
-    if (!CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err),
+    if (!CHECK_INT(gd_volume_delete(the_repo, "disk", model_err),
                    GD_OK)) {
         fprintf(stderr, "%s\n", the_scratch.err.text);
     }

@@ -21,6 +21,7 @@ enum {
 };
 
 extern gd_volume *the_volume; /* NULL: closed */
+extern gd_error *model_err; /* of all requests; may be NULL */
 
 /* Makes a repository without a volume, and with an image "image" of so many
  * sectors that have contents, unless 0. */

@@ -101,10 +101,9 @@ work_checkpoint(void)
 static gd_status
 work_settle(void)
 {
-    gd_status s = gd_volume_final_checkpoint(the_volume, &the_scratch.err);
+    gd_status s = gd_volume_final_checkpoint(the_volume, model_err);
     s = s == GD_OK ? model_flush() : s; /* counted */
-    return s == GD_OK ?
-    gd_volume_final_checkpoint(the_volume, &the_scratch.err) : s;
+    return s == GD_OK ? gd_volume_final_checkpoint(the_volume, model_err) : s;
 }
 
 static gd_status
@@ -222,18 +221,23 @@ go_on(bool checkpoint_first)
     model_close();
 }
 
-/* Returns false if there were fewer than nth such calls. */
+/* Returns false if there were fewer than nth such calls.  Some callers want no
+ * words. */
 static bool
 run_case(const work *w, const fault *f, uint64_t nth, outcome what,
          bool clone)
 {
+    static unsigned cases;
     unsigned failures = check_failures;
     begin(clone);
     fault_env_fail(FAULTS, f->call, nth, f->sys_errno, f->forever);
+    model_err = cases++ % 4 == 3 ? NULL : &the_scratch.err;
     gd_status s = w->run();
     bool met = fault_env_faults(FAULTS) > 0;
     CHECK(met || s == GD_OK);
-    CHECK(s == GD_OK || the_scratch.err.text[0] != '\0');
+    CHECK(s == GD_OK || model_err == NULL ||
+          the_scratch.err.text[0] != '\0');
+    model_err = &the_scratch.err;
     if (what == GO_ON) {
         fault_env_heal(FAULTS);
         go_on(nth % 2 == 0);
@@ -892,6 +896,52 @@ TEST(test_owner_before_writes)
     model_compare();
     model_kill();
     finish();
+}
+
+static uint64_t locks_left; /* until another process has the volume */
+static unsigned cut_off; /* owners that found out */
+
+static int
+lose_at_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    if (type != F_WRLCK || (locks_left > 0 && --locks_left > 0)) {
+        return real_lock(env, fd, byte, type);
+    }
+    scratch_write(&the_scratch, "volumes/disk/journal-ffffffff", "", 1, 0);
+    return -EAGAIN;
+}
+
+/* Returns what a checkpoint comes to if the owner is cut off at its nth lock. */
+static gd_status
+lose_in_checkpoint(uint64_t nth, gd_error *err, bool *met)
+{
+    gd_volume_info info;
+    begin(false);
+    real_lock = FAULTS->env.lock;
+    FAULTS->env.lock = lose_at_lock;
+    locks_left = nth;
+    gd_status s = gd_volume_checkpoint(the_volume, err);
+    FAULTS->env.lock = real_lock;
+    gd_volume_get_info(the_volume, &info);
+    cut_off += strstr(info.broken, "cut off") != NULL;
+    *met = locks_left == 0;
+    model_kill();
+    (void)unlinkat(the_scratch.root, "volumes/disk/journal-ffffffff", 0);
+    model_teardown();
+    return s;
+}
+
+/* An owner that was cut off takes no more writes, and says why, also if its
+ * checkpoint was for a caller that wants no words (V1). */
+TEST(test_cut_off_in_a_checkpoint)
+{
+    bool met = true;
+    cut_off = 0;
+    for (uint64_t nth = 1; met; nth++) {
+        gd_status s = lose_in_checkpoint(nth, &the_scratch.err, &met);
+        CHECK_INT(lose_in_checkpoint(nth, NULL, &met), s);
+    }
+    CHECK_INT(cut_off, 4); /* at the new journal, and behind the marks */
 }
 
 static ssize_t (*real_pread)(const gd_env *env, int fd, void *buf, size_t len,

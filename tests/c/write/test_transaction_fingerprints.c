@@ -233,6 +233,42 @@ TEST_WITH(test_find_at_without_the_lock, setup_pull(false),
     gd_locks_withdraw_all(the_repo->locks);
 }
 
+/* If a group becomes unreadable, that is an error, also for a caller that wants
+ * no words. */
+TEST_WITH(test_find_at_in_an_unreadable_group, setup_pull(false),
+          transaction_teardown())
+{
+    enum { BLOCKS = 20, READS = 8 };
+    static uint8_t data[BLOCKS * PULL_BLOCK];
+    static pulled p, told;
+    gd_error *const words[] = {&the_scratch.err, NULL};
+    gd_status s[READS][2];
+    int errors = 0;
+    fill_random(data, sizeof data, 1);
+    store_in_one("a", data, sizeof data, sizeof data, NULL);
+    gd_transaction *transaction = begin_image("look");
+    describe(&p, data, sizeof data);
+    find_blocks(transaction, &p);
+    gd_transaction_end(transaction);
+    for (int n = 0; n < READS; n++) {
+        for (int i = 0; i < 2; i++) {
+            transaction_other_handle(); /* it has read no group yet */
+            transaction = begin_image("b");
+            told = p;
+            fault_env_fail(&the_scratch.f, FAULT_PREAD, (uint64_t)n + 1, EIO,
+                           true);
+            s[n][i] = gd_transaction_find_at(transaction, told.fps,
+                                             told.lengths, told.count,
+                                             told.addresses, words[i]);
+            fault_env_heal(&the_scratch.f);
+            gd_transaction_end(transaction);
+        }
+        CHECK_INT(s[n][1], s[n][0]);
+        errors += s[n][0] != GD_OK;
+    }
+    CHECK(errors > 0 && errors < READS);
+}
+
 /* Blocks of several groups, each separately and in random order, are added
  * between written ones and zeros. */
 TEST(test_find_and_add)
