@@ -38,10 +38,12 @@ def make_repository(path):
     for number, codec in enumerate(('none', 'lz4', 'zstd')):
         with image_repository.Repository(path, codec=codec,
                                          filter_dir=str(path)) as handle:
-            with handle.begin(f'image-{number}', 'project') as transaction:
-                transaction.write(
-                    repositories.mixture(40000, seed=number, unit=BLOCK))
-                transaction.commit()
+            # The first blocks have the mark nodedup.
+            repositories.put(handle, f'copy-{number}',
+                             repositories.noise(2 * BLOCK, number),
+                             dedup=False)
+            repositories.put(handle, f'image-{number}', repositories.mixture(
+                40000, seed=number, unit=BLOCK))
 
 
 def order_blocks(path):
