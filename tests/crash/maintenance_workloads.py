@@ -479,8 +479,9 @@ def nodedup(stage):
             deeds.account(maintainer)
             deeds.merge(maintainer)
             stage.delete(repo, 'a')
-            deeds.collect(maintainer, live_share=100, evacuate_share=100)
-            deeds.recompress(maintainer)
+            assert deeds.collect(maintainer, live_share=0,
+                                 evacuate_share=100).evacuated
+            deeds.recompress(maintainer, worth=-1)
             stage.put(repo, 'd', (3, 20), (2, 40), dedup=False)
             deeds.merge(maintainer)
 

@@ -846,9 +846,16 @@ MUTANTS = (
             Edit(_BLOCK_COPY,
                  '? entry.nodedup',
                  '? false'),),
-        tests=('tests/unit/test_c.py::TestPlain::'
-               'test_c[test_blockcopy-plain]',),
-        why_not='no crash is needed'),
+        workload='nodedup'),
+    Mutant(
+        'mark-is-lost-by-a-rewrite', 'I14', (
+            Edit(_REWRITE,
+                 '    entry->plain_offset = at;\n'
+                 '    memcpy(',
+                 '    entry->plain_offset = at;\n'
+                 '    entry->nodedup = false;\n'
+                 '    memcpy('),),
+        workload='nodedup'),
     Mutant(
         'mark-is-lost-by-a-copy', 'I14', (
             Edit(_ADD_RUNS,
