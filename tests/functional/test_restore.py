@@ -14,17 +14,20 @@ import threading
 import pytest
 
 from dedupd.tasks import collector
+from dedupd.tasks import merger
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.metadata_backup import keys
 from glance_dedup.metadata_backup import restoring
 from glance_dedup.repository import cold_settings
+from glance_dedup.repository import features
 from glance_dedup.repository import layout
 from glance_dedup.repository import prefix_owners
 from tests.functional import test_metadata_backups
 from tests.functional import test_tierer
 from tests.support import documents
+from tests.support import maintenance
 from tests.support import objects
 from tests.support import repositories
 from tests.support import sweeps
@@ -177,6 +180,25 @@ def test_volumes_and_backups(server, proxy, tmp_path, faults):
         with contextlib.closing(Restored(
                 tmp_path / 'new', {name: made.images[name]})) as restored:
             restored.require_healthy()
+
+
+def test_copies(store, tmp_path):
+    """Blocks that stay copies come back with their marks (I14)."""
+    store.put('copy', 1, 1, dedup=False)
+    store.put('ordinary', 1, 1)
+    assert store.tier().metadata_backup == 1
+    restore(store, tmp_path / 'new')
+    with contextlib.closing(Restored(
+            tmp_path / 'new', store.images)) as made:
+        assert features.NODEDUP in made.repo.features
+        made.require_healthy()
+        made.put('later', 1, 1)
+        merger.run_once(made.maintainer, pacing.Pace())
+        blocks = {name: {*maintenance.blocks_of(made.repo, name)}
+                  for name in made.images}
+        assert blocks['later'] == blocks['ordinary']
+        assert not blocks['later'] & blocks['copy']
+        made.require_healthy()
 
 
 # -- damaged and missing objects ----------------------------------------------

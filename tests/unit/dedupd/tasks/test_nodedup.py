@@ -6,15 +6,19 @@ The blocks of an image that is stored without deduplication are neither joined
 with one another, nor found by other uploads, nor replaced by merging.
 """
 
+import contextlib
+
 import pytest
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
+from dedupd.tasks import tierer
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
+from tests.support import bucket
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
@@ -96,6 +100,37 @@ def test_moves(repo):
     assert checker.check(repo.path).ok
 
 
+def marks(repo, name):
+    """Return which marks the blocks of an image have."""
+    return {repositories.Group(repo.path, group).is_nodedup(slot)
+            for group, slot in maintenance.blocks_of(repo, name)}
+
+
+def test_cold_groups(repo):
+    """Marks stay in groups that move, and in those that get new objects."""
+    policy = tierer.Policy(everything=True, live_share=100)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(bucket.beside(repo.path))
+        bucket.attach(repo)
+        maintainer = stack.enter_context(maintaining(repo))
+        maintenance.account(maintainer)
+        assert tierer.run_once(maintainer, pacing.Pace(), policy).groups > 3
+        merger.run_once(maintainer, pacing.Pace())
+        require_apart(repo, merged=True)
+        repo.delete('goes')
+        collector.run_once(maintainer, pacing.Pace(), evacuate_share=0)
+        assert tierer.run_once(maintainer, pacing.Pace(), policy).renewed
+        bucket.forget_slices(repo)
+        require_apart(repo, merged=True)
+        repositories.put(repo, 'later', DATA)
+        assert {*maintenance.blocks_of(repo, 'later')} <= {
+            *maintenance.blocks_of(repo, 'shared'),
+            *maintenance.blocks_of(repo, 'duplicate')}
+        assert marks(repo, 'copies') == marks(repo, 'again') == {True}
+        assert marks(repo, 'shared') == {False}
+    assert checker.check(repo.path).ok
+
+
 def test_shared_by_address(repo):
     """Clones and snapshots of marked blocks need no copies of them."""
     with repo.open_image('copies') as image:
@@ -144,10 +179,8 @@ def test_healing(request, damaged):
     assert maintenance.blocks_of(damaged, 'good') == before
     healed = maintenance.blocks_of(damaged, 'bad')
     assert not set(healed) & set(before)
-    assert {repositories.Group(damaged.path, group).is_nodedup(slot)
-            for group, slot in healed} == {bad}
-    assert {repositories.Group(damaged.path, group).is_nodedup(slot)
-            for group, slot in before} == {good}
+    assert marks(damaged, 'bad') == {bad}
+    assert marks(damaged, 'good') == {good}
     assert checker.check(damaged.path).ok
 
 
