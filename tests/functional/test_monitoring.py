@@ -27,7 +27,7 @@ from tests.support import ports
 from tests.support import repositories
 from tests.support import volume_tools
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs('prometheus')]
+pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit', 'prometheus')]
 
 PATIENCE = 60
 DAY = 86400
@@ -107,6 +107,18 @@ def fill(path):
 
 
 @contextlib.contextmanager
+def a_volume(repository, place):
+    """Serve the volume, and write to it."""
+    directory = place / 'volume'
+    directory.mkdir()
+    with volume_tools.Server(repository, directory) as server:
+        server.start()
+        with server.session() as session:
+            volume_tools.write(session, 0, b'x' * 1000)
+        yield
+
+
+@contextlib.contextmanager
 def a_store(place, authority):
     path = volume_tools.create_repository(place / 'store')
     volume_tools.set_feature(path, features.COLD)
@@ -119,7 +131,7 @@ def a_store(place, authority):
             metrics_projects='true',
             sections='[replication]\ntarget_url = https://127.0.0.1:1\n'
             f'cert = {authority.issue("operator")}\nfrom_cloud = a\n'
-            'to_cloud = b\n') as daemon:
+            'to_cloud = b\n') as daemon, a_volume(path, place):
         daemon.start().wait_for_catalog()
         # The first process that stores on a host makes the filter.
         with repositories.open_repository(path, filter_dir=str(
@@ -167,14 +179,15 @@ def watched(tmp_path_factory):
 
 def names(daemon):
     """Return the names of the metrics that a daemon publishes now."""
-    return {line.split('{')[0].split(' ')[0] for line in daemon.request(
-        'GET', '/metrics').body.decode().splitlines()
-        if line and not line.startswith('#')}
+    return monitoring.names_in(' '.join(
+        line.split('{')[0] for line in daemon.request(
+            'GET', '/metrics').body.decode().splitlines()
+        if line and not line.startswith('#')))
 
 
 #: Metrics that only a daemon on a shared file system publishes (see
-#: test_trial.py), or only one that serves a volume (test_volume_watched.py).
-ELSEWHERE = {'dedupd_mount_tried', 'dedupd_volume_request_duration_seconds'}
+#: test_trial.py).
+ELSEWHERE = {'dedupd_mount_tried'}
 
 
 def test_every_metric_exists(watched):

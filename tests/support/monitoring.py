@@ -13,7 +13,8 @@ ETC = pathlib.Path(__file__).resolve().parents[2] / 'etc'
 RULES = ETC / 'prometheus' / 'glance-dedup.rules.yml'
 DASHBOARD = ETC / 'grafana' / 'glance-dedup.json'
 
-_NAME = re.compile(r'\bdedupd_\w+')
+# A histogram has series with these endings.
+_NAME = re.compile(r'\bdedupd_\w+?(?=(?:_bucket|_count|_sum)?\b)')
 # A rate needs two samples; tests take one each second.
 _VARIABLES = {'$job': '.*', '$instance': '.*', '$__rate_interval': '30s'}
 
