@@ -158,13 +158,21 @@ make_checkpoint(gd_nbdkit_checkpointer *keeper)
     }
 }
 
-/* Does the work that is due; returns the milliseconds until the next round. */
+/* Does the work that is due; returns the milliseconds until the next round.  The
+ * index comes first: the first checkpoint, of what another owner has left, may
+ * be large, and would find no duplicates without it. */
 static unsigned
 look(gd_nbdkit_checkpointer *keeper)
 {
     uint64_t now = gd_nbdkit_now_ms();
+    bool more = false;
     atomic_store(&keeper->due, false);
     gd_nbdkit_handshakes_sweep(keeper->handshakes, now);
+    if (keeper->settings->index_path != NULL && now >= keeper->follow_ms &&
+        now >= keeper->index.not_before_ms) {
+        more = follow(keeper);
+        keeper->follow_ms = more ? now : now + FOLLOW_MS;
+    }
     if (now >= keeper->checkpoint.not_before_ms &&
         wants_checkpoint(keeper, now)) {
         make_checkpoint(keeper);
@@ -176,14 +184,7 @@ look(gd_nbdkit_checkpointer *keeper)
         gd_volume_renew(keeper->volume);
         keeper->renew_ms = now + RENEW_MS;
     }
-    if (keeper->settings->index_path != NULL && now >= keeper->follow_ms &&
-        now >= keeper->index.not_before_ms) {
-        if (follow(keeper)) {
-            return 1;
-        }
-        keeper->follow_ms = now + FOLLOW_MS;
-    }
-    return LOOK_MS;
+    return more ? 1 : LOOK_MS;
 }
 
 /* Waits for a call, or so long.  False: the thread is to end. */

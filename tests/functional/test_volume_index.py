@@ -11,7 +11,10 @@ import shutil
 
 import pytest
 
+from glance_dedup.base import imageids
 from tests.support import disks
+from tests.support import maintenance
+from tests.support import nbd
 from tests.support import repositories
 from tests.support import volume_tools
 
@@ -160,6 +163,31 @@ def test_that_of_another_repository(repository, tmp_path, index):
         assert writer.write(DATA) < len(DATA) // BLOCK
         assert writer.write(DATA) == len(DATA) // BLOCK
         writer.check()
+
+
+@pytest.mark.parametrize('index', ['filter', 'lmdb'])
+def test_first_checkpoint_after_a_kill(repository, tmp_path, index):
+    """The checkpoint of records that were left finds duplicates, too."""
+    own = repositories.noise(MIB, 10)
+    with serve(repository, tmp_path, index) as server:
+        server.start()
+        repositories.eventually(lambda: server.number('index_complete'))
+        with server.session() as session:
+            volume_tools.write(session, 0, own)
+        server.control.checkpoint()
+        with server.session() as session:
+            volume_tools.write(session, 8 * MIB, own)
+            volume_tools.ask(session, nbd.FLUSH)
+            # This record proves that those before are on the disk.
+            volume_tools.write(session, 8 * MIB, own[:BLOCK])
+        server.kill()
+        server.start()
+        server.stop()
+    with repositories.open_repository(repository) as repo:
+        one, other = (maintenance.blocks_of(repo, name)
+                      for name in sorted(repo.recipes())
+                      if imageids.of_volume(name))
+        assert one == other
 
 
 @pytest.mark.parametrize('index', STORES)
