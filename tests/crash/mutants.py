@@ -76,6 +76,7 @@ _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
 _VOLUME_CREATE = 'glance_dedup/engine/volume/create.c'
 _VOLUME_DELETE = 'glance_dedup/engine/volume/delete.c'
 _RECOVERY = 'glance_dedup/engine/volume/recovery.c'
+_EDITION = 'glance_dedup/engine/volume/edition.c'
 _RESIZE = 'glance_dedup/engine/volume/resize.c'
 _VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
 _ACCOUNTING = 'dedupd/tasks/accounting.py'
@@ -766,6 +767,31 @@ MUTANTS = (
                  '    if (record.offset >= c->to->size) {\n',
                  '    if (record.offset >= UINT64_MAX - 1) {\n'),),
         tests=_VOLUME_TESTS, why_not='no program shrinks a volume so'),
+    Mutant(
+        'former-owner-stores', 'V6', (
+            Edit(_CHECKPOINT,
+                 '    GD_TRY(gd_volume_confirm_owner(volume, err));\n',
+                 ''),),
+        tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
+    Mutant(
+        'edition-of-the-next-owner-deleted', 'V6', (
+            Edit(_EDITION,
+                 '    GD_TRY(owner->confirm(owner->volume, err));\n',
+                 '    (void)owner;\n'),),
+        tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
+    Mutant(
+        'former-owner-commits', 'V6', (
+            Edit(_EDITION,
+                 '    GD_TRY(batch->owner.confirm(batch->owner.volume, '
+                 'err));\n',
+                 ''),),
+        tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
+    Mutant(
+        'former-owner-takes-writes', 'V4', (
+            Edit(_RECOVERY,
+                 'gd_status s = gd_volume_revalidate(volume, made, err);',
+                 'gd_status s = err == NULL ? GD_BUSY : GD_OK;'),),
+        tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
     # -- features (N15) ---------------------------------------------------
     Mutant(
         'volumes-without-the-feature', 'N15.1', (

@@ -105,7 +105,10 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
                         : volume->made[volume->made_count - 1].part + 1;
     while (s == GD_OK && count > 0) {
         gd_edition_batch batch = {
-            .parts = &volume->parts, .head = &head, .hints = hints};
+            .parts = &volume->parts,
+            .head = &head,
+            .hints = hints,
+            .owner = {volume, gd_volume_confirm_owner}};
         uint64_t begin = next;
         s = commit_batch(volume, &batch, most, &next, made, &count, counters,
                          err);
@@ -241,26 +244,13 @@ add_counters(gd_volume *volume, const gd_volume_counters *stored)
     pthread_mutex_unlock(&volume->mutex);
 }
 
-/* Before anything is removed that a later owner may need. */
-static gd_status
-confirm_owner(gd_volume *volume, gd_error *err)
-{
-    gd_error own;
-    err = err == NULL ? &own : err;
-    pthread_mutex_lock(&volume->mutex);
-    gd_status s = gd_volume_revalidate(volume, volume->active, err);
-    if (s == GD_BUSY) {
-        gd_volume_set_broken(volume, err);
-    }
-    pthread_mutex_unlock(&volume->mutex);
-    return s;
-}
-
 /* All frozen records are in editions that were made then. */
 static gd_status
 commit_frozen(gd_volume *volume, gd_error *err)
 {
     gd_volume_counters stored = {0};
+    /* A former owner stores nothing (V6). */
+    GD_TRY(gd_volume_confirm_owner(volume, err));
     gd_edition_hints *hints = gd_volume_take_hints(volume, err);
     if (hints == NULL) {
         return GD_NOMEM;
@@ -282,7 +272,7 @@ gd_volume_store_frozen(gd_volume *volume, gd_error *err)
         s = append_marks(volume, err);
     }
     if (s == GD_OK) {
-        s = confirm_owner(volume, err);
+        s = gd_volume_confirm_owner(volume, err);
     }
     if (s == GD_OK) {
         drop_frozen(volume);

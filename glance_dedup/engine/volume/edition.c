@@ -266,16 +266,27 @@ write_part(writer *w, gd_error *err)
     return s;
 }
 
+/* Deletes an edition of an attempt that failed, unless it may be the next
+ * owner's (V1). */
+static gd_status
+delete_attempt(gd_repo *repo, const gd_edition_owner *owner, const char *id,
+               gd_error *err)
+{
+    GD_TRY(owner->confirm(owner->volume, err));
+    return gd_image_delete(repo->env, repo->root, &repo->params, id, NULL,
+                           err);
+}
+
 /* Begins the transaction of an edition, in place of an attempt that failed. */
 static gd_status
-begin_edition(gd_repo *repo, const gd_volume_head *head, const char *id,
+begin_edition(gd_repo *repo, const gd_edition_owner *owner,
+              const gd_volume_head *head, const char *id,
               gd_transaction **transaction, gd_error *err)
 {
     gd_status s = gd_transaction_begin(repo, id, head->project, &head->scope,
                                        transaction, err);
     if (s == GD_EXISTS) {
-        s = gd_image_delete(repo->env, repo->root, &repo->params, id, NULL,
-                            err);
+        s = delete_attempt(repo, owner, id, err);
         if (s == GD_OK) {
             s = gd_transaction_begin(repo, id, head->project, &head->scope,
                                      transaction, err);
@@ -291,7 +302,8 @@ next_edition(gd_edition_batch *batch, const char *id, gd_error *err)
     gd_repo *repo = batch->parts->repo;
     const gd_edition_hints *hints = batch->hints;
     if (batch->transaction == NULL) {
-        GD_TRY(begin_edition(repo, batch->head, id, &batch->transaction, err));
+        GD_TRY(begin_edition(repo, &batch->owner, batch->head, id,
+                             &batch->transaction, err));
         if (!hints->no_dedup) {
             gd_transaction_prefetch_groups(batch->transaction, hints->groups,
                                            hints->group_count);
@@ -300,8 +312,7 @@ next_edition(gd_edition_batch *batch, const char *id, gd_error *err)
     }
     gd_status s = gd_transaction_next_image(batch->transaction, id, err);
     if (s == GD_EXISTS) {
-        GD_TRY(gd_image_delete(repo->env, repo->root, &repo->params, id, NULL,
-                               err));
+        GD_TRY(delete_attempt(repo, &batch->owner, id, err));
         s = gd_transaction_next_image(batch->transaction, id, err);
     }
     return s;
@@ -368,6 +379,7 @@ gd_edition_commit(gd_edition_batch *batch, gd_volume_counters *counters,
 {
     gd_recipe_header header;
     bool linked;
+    GD_TRY(batch->owner.confirm(batch->owner.volume, err));
     GD_TRY(gd_transaction_commit(batch->transaction, &header, &linked, err));
     count_stored(batch, counters);
     return GD_OK;
@@ -452,9 +464,10 @@ find_data(const gd_image *image, uint64_t from, uint64_t to, bool *data,
 }
 
 gd_status
-gd_edition_of_image(gd_repo *repo, const gd_volume_head *head,
-                    gd_image *image, gd_volume_mark edition, bool *made,
-                    uint64_t *stored, gd_error *err)
+gd_edition_of_image(gd_repo *repo, const gd_edition_owner *owner,
+                    const gd_volume_head *head, gd_image *image,
+                    gd_volume_mark edition, bool *made, uint64_t *stored,
+                    gd_error *err)
 {
     char id[GD_IMAGE_ID_MAX + 1];
     static const uint8_t rest[GD_VOLUME_SECTOR]; /* of the last sector */
@@ -470,13 +483,16 @@ gd_edition_of_image(gd_repo *repo, const gd_volume_head *head,
         return s;
     }
     gd_volume_edition_id(head->volume_id, edition.part, edition.edition, id);
-    s = begin_edition(repo, head, id, &transaction, err);
+    s = begin_edition(repo, owner, head, id, &transaction, err);
     if (s != GD_OK) {
         return s;
     }
     s = gd_transaction_add_runs(transaction, image, from, to, &again, err);
     if (s == GD_OK) {
         s = gd_transaction_write(transaction, rest, (size_t)(end - to), err);
+    }
+    if (s == GD_OK) {
+        s = owner->confirm(owner->volume, err);
     }
     *stored += again;
     return end_transaction(transaction, s, &header, err);

@@ -20,11 +20,19 @@ typedef struct gd_edition_hints {
     size_t group_count;
 } gd_edition_hints;
 
+/* Finds out whether the process is the volume's owner still: GD_BUSY if not.
+ * The next owner may have an edition of the same name, with other bytes (V1). */
+typedef struct gd_edition_owner {
+    struct gd_volume *volume;
+    gd_status (*confirm)(struct gd_volume *volume, gd_error *err);
+} gd_edition_owner;
+
 /* Editions of several parts, which are committed together. */
 typedef struct gd_edition_batch {
-    gd_parts *parts; /* the caller sets this, and the next two */
+    gd_parts *parts; /* the caller sets this, and the next three */
     const gd_volume_head *head;
     const gd_edition_hints *hints;
+    gd_edition_owner owner;
     struct gd_transaction *transaction; /* NULL: there is no edition yet */
     uint64_t written, zero, skipped;
 } gd_edition_batch;
@@ -49,9 +57,10 @@ gd_status gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
  * unless they are all zeros.  The head has the volume's new size: the image's,
  * in whole sectors.  *made: whether it did; *stored grows by the bytes that could
  * not be shared by address. */
-gd_status gd_edition_of_image(gd_repo *repo, const gd_volume_head *head,
-                              gd_image *image, gd_volume_mark edition,
-                              bool *made, uint64_t *stored, gd_error *err);
+gd_status gd_edition_of_image(gd_repo *repo, const gd_edition_owner *owner,
+                              const gd_volume_head *head, gd_image *image,
+                              gd_volume_mark edition, bool *made,
+                              uint64_t *stored, gd_error *err);
 /* Commits the base: all of an image.  *stored: bytes that could not be shared
  * by address. */
 gd_status gd_edition_base(gd_repo *repo, const gd_volume_head *head,

@@ -382,8 +382,8 @@ wait_for_space(gd_volume *volume, const gd_error *why)
             "%s", why->text);
     volume->active = volume->frozen[volume->frozen_count - 1];
     volume->active->users++;
-    volume->waiting = true;
     gd_volume_set_broken(volume, &broken);
+    volume->waiting = true;
 }
 
 static gd_status
@@ -438,9 +438,7 @@ gd_volume_take_up(gd_volume *volume, bool stored, gd_error *err)
     if (named || s == GD_BUSY) {
         /* The next owner may find the new journal. */
         pthread_mutex_lock(&volume->mutex);
-        volume->waiting = false;
-        volume->broken = why;
-        pthread_cond_broadcast(&volume->changed);
+        gd_volume_set_broken(volume, &why);
         pthread_mutex_unlock(&volume->mutex);
     }
     return pass_on(&why, err);

@@ -17,14 +17,15 @@ static gd_status
 commit_parts(gd_volume *volume, gd_volume_head *head, gd_image *image,
              gd_volume_mark *marks, uint64_t *stored, gd_error *err)
 {
+    const gd_edition_owner owner = {volume, gd_volume_confirm_owner};
     uint64_t size = gd_image_header(image)->size;
     head->marks = 0;
     for (uint64_t part = 0; part * head->part_size < size; part++) {
         bool made;
         gd_volume_mark edition = {
             part, gd_parts_edition(&volume->parts, part) + 1};
-        GD_TRY(gd_edition_of_image(volume->repo, head, image, edition, &made,
-                                   stored, err));
+        GD_TRY(gd_edition_of_image(volume->repo, &owner, head, image, edition,
+                                   &made, stored, err));
         if (made) {
             marks[head->marks++] = edition;
         }

@@ -75,9 +75,10 @@ gd_volume_require_intact(const gd_volume *volume, gd_error *err)
 void
 gd_volume_set_broken(gd_volume *volume, const gd_error *err)
 {
-    if (volume->broken.status == GD_OK) {
+    if (volume->broken.status == GD_OK || volume->waiting) {
         volume->broken = *err;
     }
+    volume->waiting = false;
     pthread_cond_broadcast(&volume->changed);
 }
 
@@ -138,6 +139,26 @@ gd_volume_revalidate(const gd_volume *volume, const gd_journal *journal,
                : gd_fail(err, GD_BUSY, "volume %s was opened by another "
                          "process: this one was cut off, and lost its lock",
                          volume->name);
+}
+
+gd_status
+gd_volume_confirm_owner(gd_volume *volume, gd_error *err)
+{
+    gd_error why;
+    pthread_mutex_lock(&volume->mutex);
+    gd_status s = volume->waiting ? GD_OK
+                                  : gd_volume_require_intact(volume, &why);
+    if (s == GD_OK) {
+        s = gd_volume_revalidate(volume, volume->active, &why);
+        if (s == GD_BUSY) {
+            gd_volume_set_broken(volume, &why);
+        }
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    if (s != GD_OK && err != NULL) {
+        *err = why;
+    }
+    return s;
 }
 
 /* ---- changing the journal (V6) ---- */

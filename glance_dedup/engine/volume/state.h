@@ -80,12 +80,18 @@ gd_status gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
 gd_status gd_volume_revalidate(const gd_volume *volume,
                                const gd_journal *journal, gd_error *err);
 
+/* The same for an open volume, which takes no more writes if so: nor is anything
+ * removed that its next owner may need.  After any other failure of its journal,
+ * that one's error. */
+gd_status gd_volume_confirm_owner(gd_volume *volume, gd_error *err);
+
 /* The size of the base, or 0 if no part reads from it any more.
  * REQUIRES: checkpointing, or that nobody else has the volume yet. */
 uint64_t gd_volume_base_needed(gd_volume *volume);
 
 /* All of these REQUIRE the mutex. */
 gd_status gd_volume_require_intact(const gd_volume *volume, gd_error *err);
+/* The volume takes no more writes, nor does it wait for space. */
 void gd_volume_set_broken(gd_volume *volume, const gd_error *err);
 /* Closes the journal with its last user. */
 void gd_volume_release_journal(gd_journal *journal);

@@ -977,6 +977,198 @@ TEST(test_file_of_the_next_owner)
     finish();
 }
 
+/* ---- owners that were cut off (V1) ---- */
+
+/* The former owner, and its repository. The model has the next one. */
+static gd_volume *former;
+static gd_repo *former_repo;
+
+/* The server drops the locks of the owner, and another one begins. It stores
+ * what it has flushed, and goes on. */
+static void
+replace_owner(uint64_t written)
+{
+    former = the_volume;
+    former_repo = the_repo;
+    scratch_drop_locks();
+    the_repo = scratch_repo_filter(&the_scratch);
+    CHECK_OK(model_open());
+    model_compare();
+    if (written > 0) {
+        CHECK_OK(model_write(0, written));
+        CHECK_OK(model_flush());
+    }
+    CHECK_OK(model_checkpoint());
+    CHECK_OK(model_write(P, 9));
+    CHECK_OK(model_flush());
+}
+
+/* The former owner has ended. */
+static void
+end_former(void)
+{
+    gd_repo *repo = the_repo;
+    gd_volume *volume = the_volume;
+    the_volume = former;
+    the_repo = former_repo;
+    fault_env_fail(FAULTS, FAULT_UNLINKAT, 1, EIO, true);
+    fault_env_fail(FAULTS, FAULT_FTRUNCATE, 1, EIO, true);
+    model_close();
+    fault_env_heal(FAULTS);
+    gd_repo_close(the_repo);
+    the_volume = volume;
+    the_repo = repo;
+}
+
+static int
+no_room(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    (void)fd;
+    *space = (gd_space){.total = 1000 << 20, .free = 10 << 20};
+    return 0;
+}
+
+/* An owner waits for space. No record that it found is proven durable, so its
+ * successor copies all, and has new ones in its first editions. */
+static void
+begin_to_wait(void)
+{
+    model_setup(0);
+    model_start_shadow();
+    CHECK_OK(model_create(4 * P + 3));
+    CHECK_OK(model_open());
+    CHECK_OK(model_write(0, 2 * P));
+    CHECK_OK(model_checkpoint());
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(model_write(0, P));
+    }
+    CHECK_OK(model_write(P, 9));
+    model_kill();
+    fill_disk(no_room);
+    CHECK_OK(model_open());
+    CHECK_INT(scratch_count(&the_scratch, "images", "v_", NULL), 2);
+    model_compare(); /* opens its recipes */
+}
+
+static void
+end_both(void)
+{
+    gd_volume_renew(the_volume);
+    model_compare();
+    end_former();
+    finish();
+}
+
+/* The disk has room for editions then. */
+TEST(test_successor_of_an_owner_that_waits)
+{
+    begin_to_wait();
+    replace_owner(2 * P);
+    FAULTS->env.free_space = room_for_a_part;
+    CHECK_INT(gd_volume_checkpoint(former, &the_scratch.err), GD_BUSY);
+    CHECK_INT(gd_volume_final_checkpoint(former, &the_scratch.err), GD_BUSY);
+    CHECK_INT(gd_volume_write(former, (const uint8_t *)"", 1, 0,
+                              &the_scratch.err), GD_BUSY);
+    CHECK_CONTAINS(model_words(), "takes no more writes");
+    FAULTS->env.free_space = real_space;
+    end_both();
+}
+
+/* It knows already that it was cut off. */
+TEST(test_successor_of_an_owner_that_knows)
+{
+    begin_to_wait();
+    empty_disk();
+    real_lock = FAULTS->env.lock;
+    FAULTS->env.lock = write_in_lock;
+    CHECK_INT(model_flush(), GD_BUSY);
+    FAULTS->env.lock = real_lock;
+    replace_owner(2 * P);
+    uint64_t writes = fault_env_count(FAULTS, FAULT_PWRITEV);
+    CHECK_INT(gd_volume_checkpoint(former, &the_scratch.err), GD_BUSY);
+    CHECK_INT(gd_volume_final_checkpoint(former, &the_scratch.err), GD_BUSY);
+    CHECK_INT(fault_env_count(FAULTS, FAULT_PWRITEV), writes);
+    end_both();
+}
+
+/* A checkpoint fails after some editions; what is written then is in the first
+ * editions of the successor. */
+static void
+fail_checkpoint(uint64_t nth)
+{
+    begin(false);
+    fault_env_fail(FAULTS, FAULT_LINKAT, nth, EIO, true);
+    CHECK_INT(model_checkpoint(), GD_IO);
+    fault_env_heal(FAULTS);
+    CHECK_OK(model_write(0, P + 50));
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(4 * P, 1));
+    model_compare(); /* opens its recipes */
+}
+
+/* The checkpoint is tried again. */
+TEST(test_successor_after_a_failed_checkpoint)
+{
+    for (uint64_t nth = 2; nth <= 4; nth++) {
+        fail_checkpoint(nth);
+        replace_owner(0);
+        CHECK_INT(gd_volume_checkpoint(former, &the_scratch.err), GD_BUSY);
+        end_both();
+    }
+}
+
+static int (*real_list)(const gd_env *env, int dir, const char *path,
+                        void (*visit)(void *arg, const char *name), void *arg);
+static unsigned lists; /* of the journals, until the owner is replaced */
+
+static int
+replace_in_list(const gd_env *env, int dir, const char *path,
+                void (*visit)(void *arg, const char *name), void *arg)
+{
+    int rc = real_list(env, dir, path, visit, arg);
+    if (strcmp(path, "volumes/disk") == 0 && --lists == 0) {
+        FAULTS->env.list = real_list;
+        replace_owner(0);
+    }
+    return rc;
+}
+
+/* Whenever it has just found out that it is the owner still, it is replaced. It
+ * puts no edition in the place of its successor's. If it has deleted one, that
+ * is noticed (V7), as is that it wrote to a group that is no longer its own. */
+TEST(test_successor_amid_a_checkpoint)
+{
+    unsigned missing = 0, replaced = 0;
+    for (lists = 0; lists == 0; replaced++) {
+        static uint8_t got[MODEL_SECTORS * 512];
+        fail_checkpoint(4);
+        lists = replaced + 1;
+        real_list = FAULTS->env.list;
+        FAULTS->env.list = replace_in_list;
+        gd_status s = model_checkpoint();
+        FAULTS->env.list = real_list;
+        if (lists > 0) {
+            CHECK_OK(s);
+            finish();
+            continue;
+        }
+        gd_volume_close(the_volume);
+        CHECK_OK(gd_volume_open(the_repo, "disk", &the_volume,
+                                &the_scratch.err));
+        if (gd_volume_read(the_volume, got, model_sectors() * 512, 0,
+                           &the_scratch.err) == GD_CORRUPT) {
+            missing++;
+            end_former();
+            model_delete();
+            model_teardown();
+        } else {
+            end_both();
+        }
+    }
+    CHECK(missing < replaced / 2);
+}
+
 /* ---- recycled journals (V10) ---- */
 
 static unsigned
@@ -1229,9 +1421,6 @@ TEST(test_spare_or_a_write)
     model_compare();
     finish();
 }
-
-static int (*real_list)(const gd_env *env, int dir, const char *path,
-                        void (*visit)(void *arg, const char *name), void *arg);
 
 static int
 list_no_images(const gd_env *env, int dir, const char *path,
