@@ -58,7 +58,7 @@ _GAUGES = (
     ('dedupd_backups', 'Backups in the repository.', ('space', 'backups')),
     ('dedupd_volumes', 'Volumes in the repository.', ('space', 'volumes')),
     ('dedupd_volume_journal_bytes',
-     'Disk space of what was written to volumes and is not yet in blocks.',
+     'Disk space of the journals of volumes, and of files kept for them.',
      ('space', 'journal_bytes')),
     ('dedupd_volumes_in_use',
      'Volumes that are being served, or changed by a command.',

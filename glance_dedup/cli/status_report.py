@@ -165,8 +165,8 @@ class _Overview:
         yield _row('written', f'{_size(volumes.get("written_bytes"))}, '
                    f'{_percent(volumes.get("duplicate_percent"))} of it '
                    'duplicates; '
-                   f'{_size(self._part("space").get("journal_bytes"))} not '
-                   'yet in blocks')
+                   f'{_size(self._part("space").get("journal_bytes"))} in '
+                   'journals')
 
     def _hosts(self) -> Iterator[str]:
         hosts = self._part('hosts')

@@ -70,7 +70,7 @@ Maintenance
 
 Volumes
   in use     1 of 2, together 1.0 GiB
-  written    1.0 GiB, - of it duplicates; 0 B not yet in blocks
+  written    1.0 GiB, - of it duplicates; 0 B in journals
 
 Hosts
   1: a                     scrub
