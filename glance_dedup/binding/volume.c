@@ -149,7 +149,8 @@ gd_py_open_volume(PyObject *object, PyObject *args)
     if (self == NULL) {
         return NULL;
     }
-    gd_status s = gd_volume_open(self->owner->repo, name, &volume, &call.err);
+    gd_status s =
+        gd_volume_open(self->owner->repo, name, true, &volume, &call.err);
     return gd_py_end_opening(self, s, volume, &call);
 }
 

@@ -178,7 +178,7 @@ look(gd_nbdkit_checkpointer *keeper)
         make_checkpoint(keeper);
     }
     if (now >= atomic_load(&keeper->written_ms) + SPACE_MS) {
-        gd_volume_give_up_space(keeper->volume); /* until the next write */
+        (void)gd_volume_give_up_space(keeper->volume); /* until the next write */
     }
     if (now >= keeper->renew_ms) {
         gd_volume_renew(keeper->volume);

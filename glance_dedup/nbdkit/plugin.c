@@ -208,8 +208,8 @@ open_volume(gd_error *err)
                         &settings.params, false, &repo, err));
     gd_segcache_set_budget(repo->segcache, settings.segment_cache);
     GD_TRY(gd_nbdkit_settings_compare(&settings, repo, err));
-    GD_TRY(gd_volume_open(repo, settings.volume, &volume, err));
-    gd_volume_set_dedup(volume, !settings.no_dedup);
+    GD_TRY(gd_volume_open(repo, settings.volume, !settings.no_dedup, &volume,
+                          err));
     GD_TRY(gd_nbdkit_checkpointer_start(repo, volume, &settings, &handshakes,
                                         &keeper, err));
     return start_control(err);

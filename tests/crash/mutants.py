@@ -76,6 +76,7 @@ _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
 _VOLUME_CREATE = 'glance_dedup/engine/volume/create.c'
 _VOLUME_DELETE = 'glance_dedup/engine/volume/delete.c'
 _RECOVERY = 'glance_dedup/engine/volume/recovery.c'
+_OPEN = 'glance_dedup/engine/volume/open.c'
 _EDITION = 'glance_dedup/engine/volume/edition.c'
 _RESIZE = 'glance_dedup/engine/volume/resize.c'
 _VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
@@ -785,6 +786,19 @@ MUTANTS = (
                  '    GD_TRY(batch->owner.confirm(batch->owner.volume, '
                  'err));\n',
                  ''),),
+        tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
+    Mutant(
+        'first-head-without-the-marks', 'V4', (
+            Edit(_RECOVERY,
+                 'stored && i < volume->made_count; i++) {',
+                 'stored && i > volume->made_count; i++) {'),),
+        tests=_VOLUME_TESTS, why_not='the disk must be nearly full'),
+    Mutant(
+        'former-owner-opens', 'V4', (
+            Edit(_OPEN,
+                 '    bool lost = volume->broken.status != GD_OK && '
+                 '!volume->waiting;\n',
+                 '    bool lost = false;\n'),),
         tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
     Mutant(
         'former-owner-takes-writes', 'V4', (

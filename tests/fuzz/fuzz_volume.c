@@ -161,7 +161,7 @@ note_extent(void *arg, uint64_t offset, uint64_t length, bool zeros)
 static gd_status
 open_volume(repository *r, gd_volume **volume)
 {
-    gd_status s = gd_volume_open(r->repo, "disk", volume, &r->err);
+    gd_status s = gd_volume_open(r->repo, "disk", true, volume, &r->err);
     must_say(r, s);
     return s;
 }

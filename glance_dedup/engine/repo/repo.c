@@ -263,6 +263,15 @@ gd_repo_require_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
 }
 
 gd_status
+gd_repo_require_room_to_spare(const gd_repo *repo, uint64_t bytes,
+                              gd_error *err)
+{
+    gd_freespace keep = gd_repo_keeps(repo);
+    keep.reserve = keep.reserve == 0 ? 1 : keep.reserve; /* then it compares */
+    return gd_freespace_check(repo->env, repo->root, keep, bytes, err);
+}
+
+gd_status
 gd_repo_require_room_to_move(const gd_repo *repo, uint64_t bytes,
                              gd_error *err)
 {

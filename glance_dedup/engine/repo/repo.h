@@ -159,6 +159,10 @@ gd_status gd_repo_try_feature(gd_repo *repo, gd_feature feature,
  * (freespace.h).  Deleting, accounting and collecting do not call it. */
 gd_status gd_repo_require_room(const gd_repo *repo, uint64_t bytes,
                                gd_error *err);
+/* The same for bytes that can be done without.  Without a reserve, the file
+ * system must have them free. */
+gd_status gd_repo_require_room_to_spare(const gd_repo *repo, uint64_t bytes,
+                                        gd_error *err);
 /* The same for the new file of a group that becomes cold, which may use what
  * others leave for it: else no group could move from a disk that uploads have
  * filled. */

@@ -90,7 +90,8 @@ commit_batch(gd_volume *volume, gd_edition_batch *batch, size_t most,
  * checkpoint that failed has done.  If several parts at once fail, it goes on
  * with one at a time: a disk may have room for one, or one may be damaged.  So does
  * the next checkpoint after one without room: what several parts that fail have
- * stored takes the room that one would need. */
+ * stored takes the room that one would need.  If there is no room, it first gives
+ * up what the volume keeps for writes to come (V10). */
 static gd_status
 commit_parts(gd_volume *volume, const gd_edition_hints *hints,
              gd_volume_counters *counters, gd_error *err)
@@ -98,6 +99,7 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
     gd_volume_head head;
     gd_volume_mark made[PARTS_AT_ONCE];
     gd_status s = GD_OK;
+    bool gave_up = false;
     size_t count = 1, most = volume->singly ? 1 : PARTS_AT_ONCE;
     gd_volume_copy_head(volume, &head);
     uint64_t next = volume->made_count == 0
@@ -113,7 +115,12 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
         s = commit_batch(volume, &batch, most, &next, made, &count, counters,
                          err);
         gd_edition_end(&batch);
-        if (s != GD_OK && count > 1) {
+        bool again = s != GD_OK && count > 1;
+        if (s == GD_NOSPACE && !gave_up) {
+            gave_up = true;
+            again = gd_volume_give_up_space(volume) || again;
+        }
+        if (again) {
             most = 1;
             next = begin;
             s = GD_OK;
@@ -195,8 +202,8 @@ static bool
 recycle(gd_volume *volume, gd_journal *journal)
 {
     if (!journal->made || journal->users > 1 || volume->spare != NULL ||
-        gd_repo_require_room(volume->repo, GD_JOURNAL_MAX_SPARE, NULL) !=
-            GD_OK ||
+        gd_repo_require_room_to_spare(volume->repo, GD_JOURNAL_MAX_SPARE,
+                                      NULL) != GD_OK ||
         !gd_journal_retire(journal, volume->name)) {
         return false;
     }
@@ -216,7 +223,12 @@ drop_frozen(gd_volume *volume)
     pthread_mutex_lock(&volume->mutex);
     for (size_t i = 0; i < volume->frozen_count; i++) {
         gd_journal *journal = volume->frozen[i];
-        if (!recycle(volume, journal)) {
+        if (recycle(volume, journal)) {
+            continue;
+        }
+        if (journal->made && journal->users == 1) {
+            gd_journal_remove(journal);
+        } else {
             (void)gd_volume_unlink_journal(repo->env, repo->root,
                                            volume->name, journal->number,
                                            NULL);
@@ -283,16 +295,14 @@ gd_volume_store_frozen(gd_volume *volume, gd_error *err)
 
 /* ---- checkpoints ---- */
 
-/* Makes the owner's first journal if there was no room for it before.  If there
- * is none for the copies, there may be for editions: the new head then has their
- * marks, and nothing is copied. */
-static gd_status
-take_up(gd_volume *volume, gd_error *err)
+gd_status
+gd_volume_make_writable(gd_volume *volume, gd_error *err)
 {
     gd_status s = gd_volume_take_up(volume, false, err);
     if (s != GD_NOSPACE || !volume->waiting) {
         return s;
     }
+    volume->singly = true;
     GD_TRY(commit_frozen(volume, err));
     GD_TRY(gd_volume_take_up(volume, true, err));
     pthread_mutex_lock(&volume->mutex);
@@ -316,7 +326,7 @@ rotate(gd_volume *volume, gd_error *err)
 gd_status
 gd_volume_store_all(gd_volume *volume, gd_error *err)
 {
-    gd_status s = take_up(volume, err);
+    gd_status s = gd_volume_make_writable(volume, err);
     if (s == GD_OK) {
         s = gd_volume_store_frozen(volume, err);
     }
@@ -361,23 +371,28 @@ gd_volume_final_checkpoint(gd_volume *volume, gd_error *err)
     return s;
 }
 
-void
+bool
 gd_volume_give_up_space(gd_volume *volume)
 {
     pthread_mutex_lock(&volume->mutex);
+    gd_journal *active = volume->active;
+    bool had_any = volume->spare != NULL;
     gd_volume_drop_spare(volume);
-    if (volume->active->made && volume->broken.status == GD_OK) {
-        gd_journal_trim(volume->active);
+    if (active->made && volume->broken.status == GD_OK) {
+        uint64_t before = active->ahead;
+        gd_journal_trim(active);
+        had_any = had_any || active->ahead < before;
     }
     pthread_mutex_unlock(&volume->mutex);
+    return had_any;
 }
 
 void
 gd_volume_renew(gd_volume *volume)
 {
-    if (gd_repo_require_room(volume->repo, GD_JOURNAL_MAX_SPARE, NULL) ==
-        GD_NOSPACE) {
-        gd_volume_give_up_space(volume);
+    if (gd_repo_require_room_to_spare(volume->repo, GD_JOURNAL_MAX_SPARE,
+                                      NULL) == GD_NOSPACE) {
+        (void)gd_volume_give_up_space(volume);
     }
     gd_parts_renew(&volume->parts);
     gd_fpcache_drop_removed(volume->repo->cache);

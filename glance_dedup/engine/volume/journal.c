@@ -216,16 +216,28 @@ gd_journal_publish(gd_journal *journal, const char *volume, bool *named,
     return s;
 }
 
-void
-gd_journal_abandon(gd_journal *journal)
+static void
+remove_file(gd_journal *journal, const char *name)
 {
     const gd_env *env = journal->env;
     if (journal->fd >= 0) {
         /* XFS frees the blocks of an unlinked file only later. */
         (void)env->ftruncate(env, journal->fd, 0);
     }
-    (void)env->unlinkat(env, journal->root, journal->new_name);
+    (void)env->unlinkat(env, journal->root, name);
     gd_journal_close(journal);
+}
+
+void
+gd_journal_abandon(gd_journal *journal)
+{
+    remove_file(journal, journal->new_name);
+}
+
+void
+gd_journal_remove(gd_journal *journal)
+{
+    remove_file(journal, journal->name);
 }
 
 gd_status

@@ -55,6 +55,9 @@ gd_status gd_journal_publish(gd_journal *journal, const char *volume,
                              bool *named, gd_error *err);
 /* Removes and closes a journal that has no name yet, or was retired. */
 void gd_journal_abandon(gd_journal *journal);
+/* The same for one that this owner made, and nobody needs any more (V8).
+ * REQUIRES: nobody reads it. */
+void gd_journal_remove(gd_journal *journal);
 /* The first two in one. */
 gd_status gd_journal_create(const gd_env *env, int root, const char *volume,
                             gd_volume_head *head, const gd_volume_mark *marks,

@@ -13,7 +13,8 @@ enum {
 };
 
 static gd_status
-allocate(gd_repo *repo, const char *name, gd_volume **out, gd_error *err)
+allocate(gd_repo *repo, const char *name, bool dedup, gd_volume **out,
+         gd_error *err)
 {
     gd_volume *volume = gd_calloc(repo->env, 1, sizeof *volume, err);
     if (volume == NULL) {
@@ -21,6 +22,7 @@ allocate(gd_repo *repo, const char *name, gd_volume **out, gd_error *err)
     }
     volume->repo = repo;
     volume->lock = -1;
+    volume->no_dedup = !dedup;
     snprintf(volume->name, sizeof volume->name, "%s", name);
     pthread_mutex_init(&volume->checkpointing, NULL);
     pthread_mutex_init(&volume->mutex, NULL);
@@ -36,7 +38,7 @@ static void
 give_up_own_space(gd_volume *volume)
 {
     if (gd_repo_require_owner(volume->repo, NULL) == GD_OK) {
-        gd_volume_give_up_space(volume);
+        (void)gd_volume_give_up_space(volume);
     } else if (volume->spare != NULL) {
         gd_journal_close(volume->spare);
     }
@@ -82,6 +84,29 @@ require_ready(const gd_volume *volume, gd_error *err)
     }
 }
 
+/* Makes a checkpoint of what was found, if that is to be done at once.  Without
+ * room for it the volume can be read, and trimmed.  If it waited for space (V4),
+ * it can be read after other failures, too, unless it has another owner, or its
+ * next owner may find a journal that this one cannot write to. */
+static gd_status
+store_found(gd_volume *volume, gd_error *err)
+{
+    gd_error why;
+    bool was_waiting = volume->waiting;
+    if (!was_waiting && volume->frozen_count < MAX_FROZEN) {
+        return GD_OK;
+    }
+    gd_status s = gd_volume_checkpoint(volume, &why);
+    bool lost = volume->broken.status != GD_OK && !volume->waiting;
+    if (!lost && (was_waiting || s == GD_NOSPACE)) {
+        return GD_OK;
+    }
+    if (s != GD_OK && err != NULL) {
+        *err = why;
+    }
+    return s;
+}
+
 static gd_status
 open_volume(gd_volume *volume, gd_error *err)
 {
@@ -99,24 +124,16 @@ open_volume(gd_volume *volume, gd_error *err)
     if (s == GD_OK) {
         s = gd_volume_recover(volume, err);
     }
-    if (s == GD_OK && volume->waiting) {
-        gd_error why; /* whatever it is, the volume can be read */
-        (void)gd_volume_checkpoint(volume, &why);
-    } else if (s == GD_OK && volume->frozen_count >= MAX_FROZEN) {
-        s = gd_volume_checkpoint(volume, err);
-        /* Without room for it the volume can be read, and trimmed. */
-        s = s == GD_NOSPACE ? GD_OK : s;
-    }
-    return s;
+    return s == GD_OK ? store_found(volume, err) : s;
 }
 
 gd_status
-gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
+gd_volume_open(gd_repo *repo, const char *name, bool dedup, gd_volume **out,
                gd_error *err)
 {
     gd_volume *volume;
     GD_TRY(gd_volume_require_call(repo, name, err));
-    GD_TRY(allocate(repo, name, &volume, err));
+    GD_TRY(allocate(repo, name, dedup, &volume, err));
     gd_status s = open_volume(volume, err);
     if (s != GD_OK) {
         gd_volume_close(volume);

@@ -108,7 +108,7 @@ gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err)
     GD_TRY(gd_repo_require_owner(volume->repo, err));
     GD_TRY(gd_volume_require_size(volume->name, size, err));
     pthread_mutex_lock(&volume->checkpointing);
-    gd_status s = gd_volume_take_up(volume, false, err);
+    gd_status s = gd_volume_make_writable(volume, err);
     if (s != GD_OK) {
         pthread_mutex_unlock(&volume->checkpointing);
         return s;

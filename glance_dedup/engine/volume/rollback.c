@@ -70,12 +70,13 @@ gd_volume_roll_back(gd_repo *repo, const char *name, gd_image *image,
 {
     gd_volume *volume;
     *stored = 0;
-    GD_TRY(gd_volume_open(repo, name, &volume, err));
+    GD_TRY(gd_volume_open(repo, name, true, &volume, err));
     gd_status s = roll_back(volume, image, stored, err);
     gd_volume_close(volume);
     /* An owner removes the recipes that are garbage now.  If this one cannot,
      * the next one does. */
-    if (s == GD_OK && gd_volume_open(repo, name, &volume, NULL) == GD_OK) {
+    if (s == GD_OK &&
+        gd_volume_open(repo, name, true, &volume, NULL) == GD_OK) {
         gd_volume_close(volume);
     }
     return s;

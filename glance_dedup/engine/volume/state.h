@@ -164,6 +164,10 @@ gd_status gd_volume_delete_owned(gd_repo *repo, const char *name,
 
 /* ---- checkpoint.c; these REQUIRE checkpointing ---- */
 
+/* Makes the owner's first journal if there was no room for it before.  If there
+ * is none for the copies, there may be for editions: the new head then has their
+ * marks, and nothing is copied. */
+gd_status gd_volume_make_writable(gd_volume *volume, gd_error *err);
 /* Brings the frozen journals into editions. */
 gd_status gd_volume_store_frozen(gd_volume *volume, gd_error *err);
 /* Brings all that was written before the call into editions. */

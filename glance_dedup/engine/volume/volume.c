@@ -33,7 +33,9 @@ gd_volume_get_info(gd_volume *volume, gd_volume_info *info)
     memset(info, 0, sizeof *info);
     pthread_mutex_lock(&volume->mutex);
     info->head = volume->head;
-    info->is_read_only = volume->waiting;
+    info->is_read_only =
+        volume->waiting ||
+        (volume->broken.status != GD_OK && !volume->active->made);
     if (!volume->waiting) {
         info->journal_bytes = volume->active->end;
         info->journal_records = volume->active->records;

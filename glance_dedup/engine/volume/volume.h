@@ -27,7 +27,8 @@ typedef struct gd_volume_info {
     uint64_t journal_bytes;  /* in all journals */
     uint64_t journal_records; /* not yet in a edition */
     char broken[GD_ERROR_TEXT]; /* why it takes no writes; "": it does */
-    bool is_read_only; /* until the disk has room: then a checkpoint changes it */
+    bool is_read_only; /* there is no journal of this owner: until the disk has
+                        * room, or for good */
 } gd_volume_info;
 
 #define GD_VOLUME_PART (UINT64_C(256) << 20)
@@ -50,9 +51,10 @@ gd_status gd_volume_create(gd_repo *repo, const char *name,
                            gd_error *err);
 /* Opens a volume and reads its journals (V4).  GD_NOTFOUND; GD_BUSY if another
  * process owns it; GD_CORRUPT if acknowledged bytes are lost (V5).  If the disk
- * has no room for this owner's journal, the volume is read-only at first. */
-gd_status gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
-                         gd_error *err);
+ * has no room for this owner's journal, the volume is read-only at first.
+ * dedup: checkpoints look up blocks; opening may make one. */
+gd_status gd_volume_open(gd_repo *repo, const char *name, bool dedup,
+                         gd_volume **out, gd_error *err);
 /* Makes no checkpoint: the next opening reads the journal. */
 void gd_volume_close(gd_volume *volume);
 void gd_volume_get_info(gd_volume *volume, gd_volume_info *info);
@@ -84,7 +86,7 @@ gd_status gd_volume_extents(gd_volume *volume, uint64_t length,
 
 /* ---- hints (volumes.rst) ---- */
 
-/* Sets whether checkpoints look up blocks; they do at first. */
+/* Sets whether checkpoints look up blocks from now on. */
 void gd_volume_set_dedup(gd_volume *volume, bool dedup);
 /* The range's bytes are likely to be written elsewhere soon: the next
  * checkpoint searches for duplicates first where they are stored.  REQUIRES:
@@ -103,8 +105,9 @@ bool gd_volume_needs_checkpoint(gd_volume *volume);
  * touches that a checkpoint is worth its cost, if nothing demands one.  See
  * "Pressure". */
 bool gd_volume_is_worth_checkpoint(gd_volume *volume);
-/* Gives back the space that the volume keeps for writes to come (V10). */
-void gd_volume_give_up_space(gd_volume *volume);
+/* Gives back the space that the volume keeps for writes to come (V10).  Returns
+ * whether it kept any. */
+bool gd_volume_give_up_space(gd_volume *volume);
 /* Closes recipes that a merge has replaced, so that they pin no blocks, and
  * groups whose names are gone, so that they take no space.  Gives back the space
  * for writes to come if the disk has no room for as much. */

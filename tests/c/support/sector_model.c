@@ -122,7 +122,7 @@ gd_status
 model_open(void)
 {
     gd_volume_info info;
-    gd_status s = gd_volume_open(the_repo, "disk", &the_volume,
+    gd_status s = gd_volume_open(the_repo, "disk", true, &the_volume,
                                  model_err);
     if (s != GD_OK) {
         the_volume = NULL;

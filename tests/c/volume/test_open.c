@@ -346,7 +346,7 @@ interrupt_deleting(const fault *f, uint64_t nth, bool clone, bool *met)
         return;
     }
     if (s != GD_OK) {
-        CHECK_INT(gd_volume_open(the_repo, "disk", &the_volume,
+        CHECK_INT(gd_volume_open(the_repo, "disk", true, &the_volume,
                                  &the_scratch.err), GD_NOTFOUND);
         the_volume = NULL;
         s = nth % 2 == 0 ? gd_volume_delete(the_repo, "disk",
@@ -795,6 +795,15 @@ room_for_a_part(const gd_env *env, int fd, gd_space *space)
     return 0;
 }
 
+static int
+no_room(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    (void)fd;
+    *space = (gd_space){.total = 1000 << 20, .free = 10 << 20};
+    return 0;
+}
+
 /* There is no room for the copies, but for the editions: opening makes a
  * checkpoint, and the volume can be written to. */
 TEST(test_checkpoint_instead_of_copies)
@@ -861,6 +870,136 @@ TEST(test_copies_behind_a_part)
     finish();
 }
 
+static void
+kill_behind_many_writes(void)
+{
+    begin(false);
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(model_write(0, 2 * P));
+    }
+    CHECK_OK(model_flush());
+    model_kill();
+}
+
+/* The owner waits for space, and the disk has room for the editions of what it
+ * found, not for the copies. */
+static void
+begin_with_room_for_editions(void)
+{
+    kill_behind_many_writes();
+    fill_disk(no_room);
+    CHECK_OK(model_open());
+    CHECK_INT(model_write(0, 1), GD_NOSPACE);
+    FAULTS->env.free_space = room_for_a_part;
+}
+
+/* A resizing makes it writable, too. */
+TEST(test_resize_instead_of_copies)
+{
+    begin_with_room_for_editions();
+    CHECK_OK(model_resize(5 * P));
+    model_compare();
+    empty_disk();
+    finish();
+}
+
+static const char *unlinkable; /* part of names that get no link */
+static unsigned links_left;    /* of these */
+
+static int
+link_some(const gd_env *env, int dir, const char *from, const char *to)
+{
+    return strstr(to, unlinkable) != NULL && links_left-- == 0
+               ? -ENOSPC
+               : real_linkat(env, dir, from, to);
+}
+
+static void
+refuse_link(const char *name, unsigned after)
+{
+    unlinkable = name;
+    links_left = after;
+    real_linkat = FAULTS->env.linkat;
+    FAULTS->env.linkat = link_some;
+}
+
+/* There is little room, so not even the first try is of several parts, whose
+ * blocks a second one would store again. */
+TEST(test_no_copies_one_part_at_a_time)
+{
+    kill_behind_many_writes();
+    fill_disk(room_for_a_part);
+    refuse_link("images/v_", 2);
+    CHECK_OK(model_open());
+    CHECK_INT(model_write(0, 1), GD_NOSPACE);
+    FAULTS->env.linkat = real_linkat;
+    model_compare();
+    CHECK_OK(model_checkpoint());
+    empty_disk();
+    finish();
+}
+
+/* The editions are there, and the head that has their marks is not. */
+TEST(test_no_head_behind_the_editions)
+{
+    for (int outcome = 0; outcome < 3; outcome++) {
+        begin_with_room_for_editions();
+        refuse_link("journal-", 0);
+        CHECK_INT(model_checkpoint(), GD_NOSPACE);
+        FAULTS->env.linkat = real_linkat;
+        model_compare();
+        CHECK_INT(checkpoints(), 0);
+        if (outcome == 0) {
+            CHECK_OK(model_checkpoint());
+            CHECK_INT(checkpoints(), 1);
+            model_compare();
+        } else if (outcome == 1) {
+            model_kill();
+        } else {
+            model_crash();
+        }
+        empty_disk();
+        finish();
+    }
+}
+
+static int
+link_without_sync(const gd_env *env, int dir, const char *from, const char *to)
+{
+    int rc = real_linkat(env, dir, from, to);
+    if (strstr(to, "journal-") != NULL) {
+        fault_env_fail(FAULTS, FAULT_FSYNC, 1, EIO, false);
+    }
+    return rc;
+}
+
+/* The head is there, and may be lost: this owner writes no more, and the next
+ * one finds either. */
+TEST(test_unsynced_head_behind_the_editions)
+{
+    for (int crash = 0; crash < 2; crash++) {
+        gd_volume_info info;
+        begin_with_room_for_editions();
+        real_linkat = FAULTS->env.linkat;
+        FAULTS->env.linkat = link_without_sync;
+        CHECK_INT(model_checkpoint(), GD_IO);
+        FAULTS->env.linkat = real_linkat;
+        fault_env_heal(FAULTS);
+        gd_volume_get_info(the_volume, &info);
+        CHECK(info.is_read_only);
+        CHECK_INT(model_flush(), GD_IO);
+        CHECK_INT(model_checkpoint(), GD_IO);
+        model_compare();
+        empty_disk();
+        if (crash) {
+            model_crash();
+        } else {
+            model_kill();
+        }
+        finish();
+    }
+}
+
 static int (*real_lock)(const gd_env *env, int fd, uint64_t byte, short type);
 static gd_status written_in_lock;
 
@@ -888,8 +1027,13 @@ TEST(test_owner_before_writes)
     empty_disk();
     real_lock = FAULTS->env.lock;
     FAULTS->env.lock = write_in_lock;
+    gd_volume_info info;
+    alarm(60); /* if the write waits for the lock's caller */
     CHECK_INT(model_flush(), GD_BUSY);
+    alarm(0);
     CHECK_INT(written_in_lock, GD_NOSPACE);
+    gd_volume_get_info(the_volume, &info);
+    CHECK(info.is_read_only); /* no client is to write */
     FAULTS->env.lock = real_lock;
     CHECK_INT(model_write(0, 1), GD_BUSY);
     CHECK_CONTAINS(model_words(), "disk takes no more writes");
@@ -1020,15 +1164,6 @@ end_former(void)
     the_repo = repo;
 }
 
-static int
-no_room(const gd_env *env, int fd, gd_space *space)
-{
-    (void)env;
-    (void)fd;
-    *space = (gd_space){.total = 1000 << 20, .free = 10 << 20};
-    return 0;
-}
-
 /* An owner waits for space. No record that it found is proven durable, so its
  * successor copies all, and has new ones in its first editions. */
 static void
@@ -1075,6 +1210,34 @@ TEST(test_successor_of_an_owner_that_waits)
     end_both();
 }
 
+static unsigned held; /* locks that the owner gets before another one has it */
+
+static int
+lose_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    if (type == F_WRLCK && byte == 0 && held-- == 0) {
+        held = 0;
+        return -EAGAIN; /* another process has it */
+    }
+    return real_lock(env, fd, byte, type);
+}
+
+/* It is cut off while it opens the volume: the opening fails, so nobody goes on
+ * with the volume, as a roll-back would. */
+TEST(test_successor_of_an_owner_that_opens)
+{
+    begin(false);
+    model_kill();
+    fill_disk(no_room);
+    real_lock = FAULTS->env.lock;
+    FAULTS->env.lock = lose_lock;
+    held = 2; /* the lock itself, and before it removes new files */
+    CHECK_INT(model_open(), GD_BUSY);
+    FAULTS->env.lock = real_lock;
+    empty_disk();
+    finish();
+}
+
 /* It knows already that it was cut off. */
 TEST(test_successor_of_an_owner_that_knows)
 {
@@ -1084,11 +1247,12 @@ TEST(test_successor_of_an_owner_that_knows)
     FAULTS->env.lock = write_in_lock;
     CHECK_INT(model_flush(), GD_BUSY);
     FAULTS->env.lock = real_lock;
+    uint64_t opens = fault_env_count(FAULTS, FAULT_OPENAT);
+    CHECK_INT(model_checkpoint(), GD_BUSY);
+    CHECK_INT(fault_env_count(FAULTS, FAULT_OPENAT), opens);
     replace_owner(2 * P);
-    uint64_t writes = fault_env_count(FAULTS, FAULT_PWRITEV);
     CHECK_INT(gd_volume_checkpoint(former, &the_scratch.err), GD_BUSY);
     CHECK_INT(gd_volume_final_checkpoint(former, &the_scratch.err), GD_BUSY);
-    CHECK_INT(fault_env_count(FAULTS, FAULT_PWRITEV), writes);
     end_both();
 }
 
@@ -1154,7 +1318,7 @@ TEST(test_successor_amid_a_checkpoint)
             continue;
         }
         gd_volume_close(the_volume);
-        CHECK_OK(gd_volume_open(the_repo, "disk", &the_volume,
+        CHECK_OK(gd_volume_open(the_repo, "disk", true, &the_volume,
                                 &the_scratch.err));
         if (gd_volume_read(the_volume, got, model_sectors() * 512, 0,
                            &the_scratch.err) == GD_CORRUPT) {
@@ -1346,18 +1510,66 @@ TEST(test_spare_on_a_full_disk)
     finish();
 }
 
+static int
+link_when_trimmed(const gd_env *env, int dir, const char *from, const char *to)
+{
+    return strstr(to, "images/v_") != NULL && journal_size() > 8192
+               ? -ENOSPC
+               : real_linkat(env, dir, from, to);
+}
+
+/* Nor does the space of the active journal keep a checkpoint from its room. */
+TEST(test_kept_space_or_a_checkpoint)
+{
+    begin(false);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(model_write(0, 2 * P));
+        CHECK_OK(model_checkpoint());
+    }
+    CHECK_OK(model_write(0, 1));
+    real_linkat = FAULTS->env.linkat;
+    FAULTS->env.linkat = link_when_trimmed;
+    CHECK_OK(model_checkpoint());
+    FAULTS->env.linkat = real_linkat;
+    model_compare();
+    finish();
+}
+
+/* A journal that is stored, and not recycled, gives its blocks back at once. */
+TEST(test_stored_journal_is_cut)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_info info;
+    struct stat st = {.st_size = -1};
+    begin(false);
+    gd_volume_get_info(the_volume, &info);
+    gd_volume_journal_name("disk", info.head.journal, name);
+    int fd = openat(the_scratch.root, name, O_RDONLY | O_CLOEXEC);
+    fill_disk(room_for_a_part);
+    CHECK_OK(model_checkpoint());
+    empty_disk();
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 0 && st.st_nlink == 0);
+    close(fd);
+    finish();
+}
+
 /* Nor does a spare keep its room from others. */
 TEST(test_spare_or_an_upload)
 {
-    begin(false);
-    CHECK_OK(model_checkpoint());
-    gd_volume_renew(the_volume);
-    CHECK_INT(spares(), 1);
-    fill_disk(little_room);
-    gd_volume_renew(the_volume);
-    CHECK_INT(spares(), 0);
-    empty_disk();
-    finish();
+    for (int reserve = 0; reserve < 2; reserve++) {
+        begin(false);
+        CHECK_OK(model_checkpoint());
+        gd_volume_renew(the_volume);
+        CHECK_INT(spares(), 1);
+        fill_disk(little_room);
+        the_repo->params.reserve *= (uint64_t)reserve;
+        gd_volume_renew(the_volume);
+        CHECK_INT(spares(), 0);
+        CHECK_OK(model_checkpoint());
+        CHECK_INT(spares(), 0);
+        empty_disk();
+        finish();
+    }
 }
 
 /* The zeros that a shrinking volume needs come before a spare, too. */

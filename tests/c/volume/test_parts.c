@@ -51,13 +51,15 @@ setup(void)
     the_scratch.f.env.descriptor_limit = unknown_limit;
     CHECK_OK(gd_volume_create(the_repo, "disk", &plan, &stored,
                               &the_scratch.err));
-    CHECK_OK(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err));
+    CHECK_OK(gd_volume_open(the_repo, "disk", true, &volume,
+                            &the_scratch.err));
     for (uint64_t part = 0; part < PARTS; part++) {
         write_part(part, part);
     }
     CHECK_OK(gd_volume_checkpoint(volume, &the_scratch.err));
     gd_volume_close(volume);
-    CHECK_OK(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err));
+    CHECK_OK(gd_volume_open(the_repo, "disk", true, &volume,
+                            &the_scratch.err));
 }
 
 static void

@@ -41,7 +41,8 @@ read_volume(const char *name, content *out)
     gd_volume *volume;
     gd_volume_info info;
     memset(out, 0, sizeof *out);
-    gd_status s = gd_volume_open(the_repo, name, &volume, &the_scratch.err);
+    gd_status s = gd_volume_open(the_repo, name, true, &volume,
+                                 &the_scratch.err);
     CHECK_OK(s);
     if (s == GD_OK) {
         gd_volume_get_info(volume, &info);
@@ -221,7 +222,8 @@ TEST(test_rename)
                               &the_scratch.err));
     CHECK_INT(gd_volume_rename(the_repo, "disk", "taken", &the_scratch.err),
               GD_EXISTS);
-    CHECK_OK(gd_volume_open(the_repo, "taken", &volume, &the_scratch.err));
+    CHECK_OK(gd_volume_open(the_repo, "taken", true, &volume,
+                            &the_scratch.err));
     CHECK_INT(gd_volume_rename(the_repo, "disk", "taken", &the_scratch.err),
               GD_EXISTS);
     gd_volume_close(volume);
@@ -229,7 +231,7 @@ TEST(test_rename)
     /* Another process has just begun to make a volume of this name. */
     CHECK(mkdirat(the_scratch.root, "volumes/other", 0700) == 0);
     CHECK_OK(gd_volume_rename(the_repo, "disk", "other", &the_scratch.err));
-    CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
+    CHECK_INT(gd_volume_open(the_repo, "disk", true, &volume, &the_scratch.err),
               GD_NOTFOUND);
     read_volume("other", &now);
     CHECK(same(&now, &before));

@@ -63,7 +63,8 @@ create(const char *name, uint64_t bytes, gd_image *base)
 static void
 open_it(void)
 {
-    gd_status s = gd_volume_open(the_repo, "disk", &volume, &the_scratch.err);
+    gd_status s = gd_volume_open(the_repo, "disk", true, &volume,
+                                 &the_scratch.err);
     if (s != GD_OK) {
         volume = NULL;
         fprintf(stderr, "%s\n", the_scratch.err.text);
@@ -400,13 +401,13 @@ TEST(test_bad_sizes_and_names)
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         CHECK_INT(create(names[i], 512, NULL), GD_INVALID);
-        CHECK_INT(gd_volume_open(the_repo, names[i], &volume,
+        CHECK_INT(gd_volume_open(the_repo, names[i], true, &volume,
                                  &the_scratch.err), GD_INVALID);
         CHECK_INT(gd_volume_delete(the_repo, names[i], &the_scratch.err),
                   GD_INVALID);
     }
     CHECK_INT(scratch_count(&the_scratch, "volumes", "", NULL), 0);
-    CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
+    CHECK_INT(gd_volume_open(the_repo, "disk", true, &volume, &the_scratch.err),
               GD_NOTFOUND);
     CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err),
               GD_NOTFOUND);
@@ -479,7 +480,7 @@ TEST(test_strange_editions)
 TEST_WITH(test_the_feature, setup(), teardown())
 {
     gd_volume_head head;
-    CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
+    CHECK_INT(gd_volume_open(the_repo, "disk", true, &volume, &the_scratch.err),
               GD_NOTFOUND);
     CHECK_INT(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err),
               GD_NOTFOUND);
@@ -504,7 +505,7 @@ TEST_WITH(test_one_owner, setup_volume(SIZE), teardown())
 {
     gd_volume *other;
     gd_volume_head head;
-    CHECK_INT(gd_volume_open(the_repo, "disk", &other, &the_scratch.err),
+    CHECK_INT(gd_volume_open(the_repo, "disk", true, &other, &the_scratch.err),
               GD_BUSY);
     CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err), GD_BUSY);
     CHECK_INT(create("disk", SIZE, NULL), GD_EXISTS);

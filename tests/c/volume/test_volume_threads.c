@@ -263,7 +263,7 @@ setup(void)
     x.env = gd_env_posix();
     repo = scratch_repo(&x);
     CHECK_INT(gd_volume_create(repo, "disk", &plan, &stored, &x.err), GD_OK);
-    CHECK_INT(gd_volume_open(repo, "disk", &volume, &x.err), GD_OK);
+    CHECK_INT(gd_volume_open(repo, "disk", true, &volume, &x.err), GD_OK);
     for (size_t i = 0; i < KEPT; i++) {
         atomic_store(&acknowledged[i], 0);
         atomic_store(&begun[i], 0);
@@ -293,7 +293,7 @@ TEST(test_all_at_once)
     }
     /* The next owner finds the same. */
     gd_volume_close(volume);
-    CHECK_INT(gd_volume_open(repo, "disk", &volume, &x.err), GD_OK);
+    CHECK_INT(gd_volume_open(repo, "disk", true, &volume, &x.err), GD_OK);
     for (uint64_t i = 0; i < KEPT; i += 100) {
         check_range(i, 100);
     }

@@ -20,6 +20,7 @@ enum {
 
 static uint8_t model[SIZE];
 static gd_volume *volume;
+static bool dedup; /* of the next opening */
 
 static void
 open_it(bool filter)
@@ -30,8 +31,8 @@ open_it(bool filter)
     gd_repo_close(the_repo);
     the_repo = filter ? scratch_repo_filter(&the_scratch)
                       : scratch_repo(&the_scratch);
-    REQUIRE(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err) ==
-            GD_OK);
+    REQUIRE(gd_volume_open(the_repo, "disk", dedup, &volume,
+                           &the_scratch.err) == GD_OK);
 }
 
 static void
@@ -48,6 +49,7 @@ setup(void)
                              &the_scratch.err) == GD_OK);
     memset(model, 0, SIZE);
     volume = NULL;
+    dedup = true;
     open_it(true);
 }
 
@@ -122,6 +124,24 @@ TEST_WITH(test_no_dedup, setup(), teardown())
     memcpy(model + 3 * PART, model, PART);
     store(3 * PART, PART);
     CHECK_INT(checkpoint().skipped, c.skipped); /* it was looked up */
+}
+
+/* Opening the volume may store what is found: it has the hint, too. */
+TEST_WITH(test_no_dedup_of_what_is_found, setup(), teardown())
+{
+    gd_volume_info info;
+    fill_random(model, PART, 1);
+    dedup = false;
+    for (int i = 0; i < 4; i++) { /* so many journals are stored at once */
+        store(0, PART);
+        CHECK_INT(gd_volume_flush(volume, &the_scratch.err), GD_OK);
+        store(0, BLOCK);
+        CHECK_INT(count_marked(), 0);
+        open_it(true);
+    }
+    gd_volume_get_info(volume, &info);
+    CHECK_INT(info.head.counters.skipped, PART + BLOCK);
+    CHECK_INT(count_marked(), PART / BLOCK + 1);
 }
 
 /* ---- the mark nodedup ---- */
