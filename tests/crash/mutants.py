@@ -904,6 +904,20 @@ MUTANTS = (
         tests=('tests/unit/test_c.py::TestPlain::'
                'test_c[test_addruns-plain]',),
         why_not='no crash is needed'),
+    Mutant(
+        'copies-stored-in-one-segment', 'I14', (
+            Edit(_PACKER,
+                 'fits = !gd_entry_is_copy(',
+                 'fits = fits || gd_entry_is_copy('),),
+        tests=('tests/unit/dedupd/tasks/test_nodedup.py',),
+        why_not='no crash is needed'),
+    Mutant(
+        'copies-rewritten-into-one-segment', 'I14', (
+            Edit(_REWRITE,
+                 'has_copy(r, one, slots[one->count])) {',
+                 '(has_copy(r, one, slots[one->count]) && false)) {'),),
+        tests=('tests/unit/dedupd/tasks/test_nodedup.py',),
+        why_not='no crash is needed'),
     # -- the exact index --------------------------------------------------
     Mutant(
         'shard-before-the-pairs', 'I8', (

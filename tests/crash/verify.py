@@ -356,6 +356,10 @@ class _Verifier:
                   for place in maintenance.blocks_of(repo, image)}
         if len({*marked}) < len(marked) or others & {*marked}:
             raise Wrong(f'{when} a block of a copy is named twice')
+        for group, file in groups.items():
+            if together := file.copies_together():
+                raise Wrong(f'{when} the slots {together} of group {group} '
+                            'are copies in one segment')
 
     # -- garbage ----------------------------------------------------------
 

@@ -233,6 +233,19 @@ class Group:
     def is_nodedup(self, slot):
         return bool(self.entry(slot)[3] >> 60 & 1)
 
+    def copies_together(self):
+        """Return slots of copies that lie in one segment: (earlier, later)."""
+        last, found = {}, []
+        for slot in range(self.record()[2]):
+            fingerprint, _, segment, _ = self.entry(slot)
+            if self.state(slot) != LIVE:
+                continue
+            earlier = last.setdefault((segment, fingerprint), slot)
+            if earlier != slot and (self.is_nodedup(earlier)
+                                    or self.is_nodedup(slot)):
+                found.append((earlier, slot))
+        return found
+
     def list_size(self, segment):
         """Return the bytes of a segment's list of slots; 0: it has none."""
         layout, blocks = struct.unpack_from('<BH', self.data, segment + 5)

@@ -60,6 +60,15 @@ gd_entry_is_shareable(const gd_entry *entry)
     return entry->state == GD_ENTRY_LIVE && !entry->nodedup;
 }
 
+/* Returns whether the entry's block and another have equal content, and are
+ * meant as copies: a segment may not have both (I14). */
+static inline bool
+gd_entry_is_copy(const gd_entry *entry, const gd_fingerprint *fp, bool nodedup)
+{
+    return (entry->nodedup || nodedup) &&
+           gd_fingerprint_equal(&entry->fingerprint, fp);
+}
+
 /* The limits that an entry, and a segment, is checked against. */
 typedef struct gd_entry_bounds {
     uint64_t seed;

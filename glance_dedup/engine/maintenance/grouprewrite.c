@@ -244,6 +244,21 @@ goes_with(const gd_group_rewrite *r, uint32_t before, uint32_t slot)
                    : one->segment == next->segment;
 }
 
+/* Returns whether the run has a copy of the block that must lie in another
+ * segment (I14). */
+static bool
+has_copy(const gd_group_rewrite *r, const run *one, uint32_t slot)
+{
+    const gd_entry *entries = r->leased->entries;
+    const gd_entry *block = &entries[slot];
+    bool found = false;
+    for (uint32_t i = 0; !found && i < one->count; i++) {
+        found = gd_entry_is_copy(&entries[one->slots[i]], &block->fingerprint,
+                                 block->nodedup);
+    }
+    return found;
+}
+
 static int
 ascending(const void *a, const void *b)
 {
@@ -278,7 +293,8 @@ cut_run(gd_group_rewrite *r, uint32_t from, run *one)
         uint32_t length =
             one->length + entries[slots[one->count]].plain_length;
         if (length > most ||
-            room_for(r, length, one->count + 1) > GD_SEGMENT_MAX) {
+            room_for(r, length, one->count + 1) > GD_SEGMENT_MAX ||
+            has_copy(r, one, slots[one->count])) {
             break;
         }
         one->length = length;

@@ -256,8 +256,10 @@ find_pieces(loading *l)
     return at - x->loaded;
 }
 
-/* Blocks that no codec made smaller come last, so that they lie with their like
- * in any order. */
+/* Blocks that no codec made smaller come behind the others, so that they lie
+ * with their like in any order.  Blocks with the mark nodedup come last, in the
+ * order of the disk: similar ones are mostly copies, which no segment has
+ * twice (I14). */
 static gd_status
 find_order(gd_rewrite_source *x, gd_error *err)
 {
@@ -279,9 +281,15 @@ find_order(gd_rewrite_source *x, gd_error *err)
     for (int plain = 0; s == GD_OK && plain < 2; plain++) {
         for (uint32_t i = 0; i < x->count; i++) {
             uint32_t slot = slots[found[i]];
-            if ((entries[slot].codec == GD_CODEC_NONE) == plain) {
+            if (!entries[slot].nodedup &&
+                (entries[slot].codec == GD_CODEC_NONE) == plain) {
                 x->order[used++] = slot;
             }
+        }
+    }
+    for (uint32_t i = 0; s == GD_OK && i < x->count; i++) {
+        if (entries[x->by_segment[i]].nodedup) {
+            x->order[used++] = x->by_segment[i];
         }
     }
     env->release(env, features);

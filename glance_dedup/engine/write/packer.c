@@ -491,15 +491,30 @@ ensure_appender(gd_packer *packer, gd_error *err)
     return GD_OK;
 }
 
-/* Ensures that the last segment of the bundle being filled is open and has room
- * for the block. */
+/* Returns whether the block may go into the bundle's last segment. */
+static bool
+fits_last(const gd_packer *packer, const bundle *b, uint32_t length,
+          const gd_fingerprint *fp, bool nodedup)
+{
+    const gd_segment_header *header = &b->segments[b->count - 1].header;
+    const gd_entry *entries = b->entries[b->count - 1];
+    bool fits = header->plain_length + length <=
+                packer->repo->params.segment_size;
+    for (uint32_t i = 0; fits && i < header->blocks; i++) {
+        fits = !gd_entry_is_copy(&entries[i], fp, nodedup); /* I14 */
+    }
+    return fits;
+}
+
+/* Ensures that the last segment of the bundle being filled is open, and that
+ * the block may go into it. */
 static gd_status
-ensure_segment(gd_packer *packer, uint32_t length, gd_error *err)
+ensure_segment(gd_packer *packer, uint32_t length, const gd_fingerprint *fp,
+               bool nodedup, gd_error *err)
 {
     bundle *b = &packer->bundles[packer->filling];
     if (packer->last_is_open) {
-        if (b->segments[b->count - 1].header.plain_length + length <=
-            packer->repo->params.segment_size) {
+        if (fits_last(packer, b, length, fp, nodedup)) {
             return GD_OK;
         }
         packer->last_is_open = false;
@@ -546,7 +561,7 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
     bool nodedup;
     GD_TRY(decide_mark(packer, &nodedup, err));
     GD_TRY(ensure_appender(packer, err));
-    GD_TRY(ensure_segment(packer, length, err));
+    GD_TRY(ensure_segment(packer, length, fp, nodedup, err));
     bundle *b = &packer->bundles[packer->filling];
     size_t last = b->count - 1;
     gd_segment_header *header = &b->segments[last].header;

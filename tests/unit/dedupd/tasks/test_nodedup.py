@@ -61,6 +61,8 @@ def require_apart(repo, merged):
     assert not set(apart) & {*blocks['shared'], *blocks['duplicate']}
     assert len({*blocks['shared'], *blocks['duplicate']}) == (
         40 if merged else 80)
+    for number in maintenance.groups(repo.path):
+        assert repositories.Group(repo.path, number).copies_together() == []
 
 
 def merge(repo):
@@ -129,6 +131,30 @@ def test_cold_groups(repo):
         assert marks(repo, 'copies') == marks(repo, 'again') == {True}
         assert marks(repo, 'shared') == {False}
     assert checker.check(repo.path).ok
+
+
+@pytest.mark.parametrize('similar', [False, True])
+def test_equal_blocks_of_one_upload(tmp_path, monkeypatch, similar):
+    """Each is in a segment of its own, before and after recompression."""
+    path = repositories.create(tmp_path / 'repo', block_size=BLOCK)
+    data = DATA[:BLOCK] * 15
+    monkeypatch.setattr(recompressor, '_WORTH', -1)
+    with repositories.open_repository(path, codec='lz4') as repo:
+        repositories.put(repo, 'ordinary', data)
+        for name in 'one', 'two':
+            repositories.put(repo, name, data, dedup=False)
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            before = repositories.Group(path, 1)
+            assert before.copies_together() == []
+            assert len({before.entry(slot)[2] for slot in range(31)}) == 31
+            recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 9,
+                                  similar=similar)
+            after = repositories.Group(path, 1)
+            assert after.record()[1] != before.record()[1]
+            assert after.copies_together() == []
+        for name in 'ordinary', 'one', 'two':
+            assert repositories.read_all(repo, name) == data
 
 
 def test_shared_by_address(repo):
