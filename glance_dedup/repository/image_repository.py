@@ -413,7 +413,8 @@ class Repository(closing.Closing):
         """Store an image with the bytes of a stored one.
 
         In the source's scope the blocks are shared, and no bytes move. In
-        another scope the image is read and stored.
+        another scope the blocks are read and stored, and keep their marks
+        (I14).
 
         :param source: one that this object opened
         :param project: as for :meth:`begin`
@@ -427,14 +428,10 @@ class Repository(closing.Closing):
         progress = progress or (lambda done: None)
         stat = source.stat
         with self.begin(image_id, project, scope) as transaction:
-            if scopes.choose(scope, project).hex() == stat.scope:
-                transaction.add_runs(source, 0, source.size)
-                progress(source.size)
-            else:
-                done = 0
-                for piece in source.pieces():
-                    done += transaction.write(piece)
-                    progress(done)
+            for _, extents in source.pages():
+                end = extents[-1].offset + extents[-1].length
+                transaction.add_runs(source, extents[0].offset, end)
+                progress(end)
             if stat.hash_name:
                 transaction.set_hash(stat.hash_name,
                                      bytes.fromhex(stat.hash_value))

@@ -9,6 +9,7 @@ objects. Any number of threads may use one at once.
 
 import bisect
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import logging
 from typing import Any
@@ -190,7 +191,8 @@ class Transaction:
         """
         for name, offset in (('start', start), ('end', end)):
             repo_parameters.require_range(name, offset, 0, (1 << 63) - 1)
-        return self._engine.add_runs(image._engine, start, end)
+        with image.reading():
+            return self._engine.add_runs(image._engine, start, end)
 
     def add_zeros(self, length: int) -> None:
         """Append `length` bytes of zeros.
@@ -315,13 +317,8 @@ class Image(closing.Closing):
         """
         if offset < 0:
             raise exceptions.InvalidParameter(f'offset {offset} is negative')
-        try:
+        with self.reading():
             return self._engine.readinto(buffer, min(offset, self.size))
-        except exceptions.UnavailableError as e:
-            raise self._unavailable(e) from e
-        except exceptions.DamagedError as e:
-            self._report_damage(e)
-            raise
 
     def read(self, length: int = -1, offset: int = 0) -> bytes:
         """At most `length` bytes from `offset`; -1: all bytes to the end.
@@ -331,12 +328,18 @@ class Image(closing.Closing):
         if offset < 0:
             raise exceptions.InvalidParameter(f'offset {offset} is negative')
         size = self.size
-        try:
+        with self.reading():
             return self._engine.read(size if length < 0 else min(length, size),
                                      min(offset, size))
         except exceptions.UnavailableError as e:
             raise self._unavailable(e) from e
         except exceptions.DamagedError as e:
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Report damage that is found within, and name the image."""
+        try:
+            yield
             self._report_damage(e)
             raise
 

@@ -169,6 +169,23 @@ def test_shared_by_address(repo):
         maintenance.blocks_of(repo, 'copies'))
 
 
+def test_copies_in_another_scope(repo):
+    """The blocks of a copied image have their marks again."""
+    with repo.open_image('copies') as image:
+        repo.copy(image, 'moved', project='p', scope='project')
+    moved = maintenance.blocks_of(repo, 'moved')
+    assert len({*moved}) == 80
+    assert all(repositories.Group(repo.path, group).is_nodedup(slot)
+               for group, slot in moved)
+    repositories.put(repo, 'later', DATA, project='p', scope='project')
+    assert not {*moved} & {*maintenance.blocks_of(repo, 'later')}
+    with repo.open_image('shared') as image:
+        repo.copy(image, 'ordinary', project='p', scope='project')
+    assert maintenance.blocks_of(repo, 'ordinary') == (
+        maintenance.blocks_of(repo, 'later'))
+    assert checker.check(repo.path).ok
+
+
 # -- healing ------------------------------------------------------------------
 
 @pytest.fixture
