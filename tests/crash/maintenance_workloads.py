@@ -620,8 +620,8 @@ def first_nodedup(stage):
         stage.put(repo, 'a', (1, 20))
         with stage.held('fsync', 'features', lambda: stage.put(
                 repo, 'b', (1, 20), (2, 10), dedup=False)):
-            # It waits for a moment only, and then stores ordinary blocks.
-            stage.put(other, 'c', (1, 20), (2, 10), dedup=False, is_copy=False)
+            # It does not wait: the name is there, and it makes it durable.
+            stage.put(other, 'c', (1, 20), (2, 10), dedup=False)
 
 
 @workload

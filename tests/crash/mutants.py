@@ -850,8 +850,9 @@ MUTANTS = (
     Mutant(
         'feature-beside-older-programs', 'N15.2', (
             Edit(_FEATURES,
-                 's = exclude_others(env, locks, feature, timeout_ms, err);',
-                 '(void)exclude_others, (void)timeout_ms;'),),
+                 's = exclude_others(env, root, locks, feature, '
+                 'timeout_ms, &is_new, err);',
+                 '(void)exclude_others, (void)timeout_ms, is_new = true;'),),
         tests=_FEATURE_TESTS,
         why_not='it takes an older program'),
     Mutant(

@@ -56,16 +56,9 @@ class Stage:
             'filter_dir': self.filters, 'codec': 'none', 'threads': 0,
             **options})
 
-    def begin(self, repo, image, spec, is_copy=None, **options):
-        """Begin an image.
-
-        :param is_copy: whether its blocks stay copies; None: if they are not
-            looked up
-        """
-        if is_copy is None:
-            is_copy = not options.get('dedup', True)
+    def begin(self, repo, image, spec, **options):
         self.mark(op='put', phase='begin', image=image, spec=spec,
-                  is_copy=is_copy)
+                  is_copy=not options.get('dedup', True))
         return repo.begin(image, **options)
 
     def end(self, transaction, image):

@@ -106,24 +106,28 @@ gd_features_is_set(const gd_env *env, int root, gd_feature feature)
     return env->fstatat(env, root, name, &st) == 0;
 }
 
-/* N15.2: meanwhile no program is open that does not know the feature. */
+/* N15.2: meanwhile no program is open that does not know the feature.  If
+ * another process sets it, that one excludes them.  *alone: this one does. */
 static gd_status
-exclude_others(const gd_env *env, gd_locks *locks, gd_feature feature,
-               unsigned timeout_ms, gd_error *err)
+exclude_others(const gd_env *env, int root, gd_locks *locks,
+               gd_feature feature, unsigned timeout_ms, bool *alone,
+               gd_error *err)
 {
     gd_status s = gd_locks_lock_features_exclusive(locks, feature, err);
-    for (unsigned waited = 0; s == GD_BUSY && waited < timeout_ms;
+    for (unsigned waited = 0;
+         s == GD_BUSY && !gd_features_is_set(env, root, feature);
          waited += STEP_MS) {
+        if (waited >= timeout_ms) {
+            return gd_fail(err, GD_BUSY,
+                           "a program that does not know the feature '%s' has "
+                           "the repository open: stop the older programs on "
+                           "all hosts, and upgrade them", names[feature]);
+        }
         env->sleep_ms(env, STEP_MS);
         s = gd_locks_lock_features_exclusive(locks, feature, err);
     }
-    if (s == GD_BUSY) {
-        return gd_fail(err, GD_BUSY,
-                       "a program that does not know the feature '%s' has the "
-                       "repository open: stop the older programs on all hosts, "
-                       "and upgrade them", names[feature]);
-    }
-    return s;
+    *alone = s == GD_OK;
+    return s == GD_BUSY ? GD_OK : s;
 }
 
 static gd_status
@@ -142,12 +146,14 @@ gd_features_set(const gd_env *env, int root, gd_locks *locks,
                 gd_feature feature, unsigned timeout_ms, gd_error *err)
 {
     gd_status s = GD_OK;
-    bool is_new = !gd_features_is_set(env, root, feature);
-    if (is_new) {
-        s = exclude_others(env, locks, feature, timeout_ms, err);
+    bool is_new = false;
+    if (!gd_features_is_set(env, root, feature)) {
+        s = exclude_others(env, root, locks, feature, timeout_ms, &is_new, err);
         if (s != GD_OK) {
             return s;
         }
+    }
+    if (is_new) {
         s = make_file(env, root, feature, err);
     }
     /* Also if it is set: the process that set it may have been killed before

@@ -230,6 +230,39 @@ TEST_WITH(test_an_older_program_is_waited_for, setup(), teardown())
     CHECK(is_free());
 }
 
+static unsigned makes_it_at; /* a number of sleeps */
+
+static void
+sleep_and_make(const gd_env *env, unsigned ms)
+{
+    (void)env;
+    (void)ms;
+    if (++sleeps == makes_it_at) {
+        scratch_write(&x, "features/cold", "", 0, 0);
+    }
+}
+
+/* Another program that knows the feature is setting it, and takes long to make
+ * its name durable.  It excludes older programs. */
+TEST_WITH(test_another_program_sets_it, setup(), teardown())
+{
+    enum { LAST = TIMEOUT_MS / 5 };
+    x.f.env.sleep_ms = sleep_and_make;
+    for (unsigned known = 0; known <= GD_FEATURE_COLD; known++) {
+        CHECK(raw_lock(known, F_WRLCK) >= 0);
+    }
+    for (makes_it_at = 1; makes_it_at <= LAST; makes_it_at += LAST - 1) {
+        sleeps = 0;
+        fault_env_start_trace(&x.f);
+        CHECK_INT(set(GD_FEATURE_COLD), GD_OK);
+        scratch_check_trace(&x, "fsync");
+        CHECK_INT(sleeps, makes_it_at);
+        CHECK(unlinkat(x.root, "features/cold", 0) == 0);
+    }
+    makes_it_at = 0;
+    CHECK_INT(set(GD_FEATURE_COLD), GD_BUSY);
+}
+
 /* ---- the contents of features/ ---- */
 
 static void
