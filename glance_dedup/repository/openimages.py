@@ -140,7 +140,7 @@ class Transaction:
         :param addresses: as :meth:`find` returns them, but from anywhere; 0:
             none is known
         :returns: each address at which the block is indeed, and 0 in place of
-            the others
+            the others, and of those of blocks that are to stay copies
 
         For the rest as :meth:`find`.
         """

@@ -568,17 +568,20 @@ count_run(const gd_block *blocks, size_t count)
     return n;
 }
 
+/* by_content: the block was not this transaction's own before (I14). */
 static bool
-is_block(const gd_entry *entry, const gd_block *block)
+is_block(const gd_entry *entry, const gd_block *block, bool by_content)
 {
-    return entry->state == GD_ENTRY_LIVE &&
+    return (by_content ? gd_entry_is_shareable(entry)
+                       : entry->state == GD_ENTRY_LIVE) &&
            entry->plain_length == block->length &&
            gd_fingerprint_equal(&entry->fingerprint, &block->fingerprint);
 }
 
 /* An unpublished block may not be durable, whatever its entry has (I1). */
 static gd_status
-confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
+confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, bool by_content,
+            gd_error *err)
 {
     gd_group *group;
     gd_published record;
@@ -595,7 +598,7 @@ confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
     }
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         if (first.slot + i >= record.count ||
-            !is_block(&entries[i], &blocks[i])) {
+            !is_block(&entries[i], &blocks[i], by_content)) {
             blocks[i].address = (gd_address){0, 0};
         }
     }
@@ -603,16 +606,16 @@ confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
     return s;
 }
 
-gd_status
-gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
-                  gd_error *err)
+static gd_status
+confirm(gd_lookup *lookup, gd_block *blocks, size_t count, bool by_content,
+        gd_error *err)
 {
     gd_status result = GD_OK;
     for (size_t i = 0; i < count;) {
         size_t n = 1;
         if (blocks[i].address.group != 0) {
             n = count_run(blocks + i, count - i);
-            gd_status s = confirm_run(lookup, blocks + i, n,
+            gd_status s = confirm_run(lookup, blocks + i, n, by_content,
                                       result == GD_OK ? err : NULL);
             if (s != GD_OK && s != GD_NOTFOUND && s != GD_CORRUPT &&
                 s != GD_VERSION && result == GD_OK) {
@@ -627,6 +630,13 @@ gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
         i += n;
     }
     return result;
+}
+
+gd_status
+gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
+                  gd_error *err)
+{
+    return confirm(lookup, blocks, count, false, err);
 }
 
 gd_status
@@ -646,7 +656,7 @@ gd_lookup_verify(gd_lookup *lookup, gd_block *blocks, size_t count,
             blocks[i].address = (gd_address){0, 0};
         }
     }
-    return gd_lookup_confirm(lookup, blocks, count, err);
+    return confirm(lookup, blocks, count, true, err);
 }
 
 bool

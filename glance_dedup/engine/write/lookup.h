@@ -82,8 +82,8 @@ void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
 gd_status gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
                             gd_error *err);
 /* The same for addresses that come from others, which may be anything: takes
- * the shared locks first.  Addresses become group 0 where a lock is refused,
- * too. */
+ * the shared locks first.  Addresses become group 0 where a lock is refused, or
+ * the block has the mark nodedup (I14), too. */
 gd_status gd_lookup_verify(gd_lookup *lookup, gd_block *blocks, size_t count,
                            gd_error *err);
 /* Takes the group's shared lock, until the look-up is closed.  Returns false if

@@ -7,6 +7,7 @@ with one another, nor found by other uploads, nor replaced by merging.
 """
 
 import contextlib
+import struct
 
 import pytest
 
@@ -16,6 +17,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import tierer
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
 from tests.support import bucket
@@ -184,6 +186,19 @@ def test_copies_in_another_scope(repo):
     assert maintenance.blocks_of(repo, 'ordinary') == (
         maintenance.blocks_of(repo, 'later'))
     assert checker.check(repo.path).ok
+
+
+def test_equal_content_at_an_address(repo):
+    """A backup offers its server's previous addresses for equal content."""
+    with repo.begin('backup') as transaction:
+        for name, is_found in ('copies', False), ('shared', True):
+            (group, slot), *_ = maintenance.blocks_of(repo, name)
+            place = struct.pack('<Q', block_addresses.address(group, slot))
+            fingerprint = repositories.Group(repo.path, group).entry(slot)[0]
+            assert transaction.find_at(
+                fingerprint, struct.pack('<I', BLOCK), place) == (
+                    place if is_found and repo.parameters.is_cryptographic
+                    else bytes(8))
 
 
 # -- healing ------------------------------------------------------------------
