@@ -44,6 +44,7 @@ struct gd_nbdkit_checkpointer {
     atomic_bool due;
     /* The thread's own: */
     attempt checkpoint, index;
+    bool warned; /* see report_unmarked */
     uint64_t dirty_ms; /* since when the journal has had records; 0: not */
     uint64_t renew_ms;
     uint64_t follow_ms; /* when to scan the groups; see look */
@@ -135,22 +136,29 @@ is_read_only(const gd_nbdkit_checkpointer *keeper)
     return info.is_read_only;
 }
 
+/* Reports once if a checkpoint, of any thread, could not mark blocks.  When the
+ * older program is closed, the next one sets the feature, for ever. */
 static void
-make_checkpoint(gd_nbdkit_checkpointer *keeper)
+report_unmarked(gd_nbdkit_checkpointer *keeper)
 {
-    gd_error err;
-    bool was_read_only = is_read_only(keeper);
-    unsigned long long unmarked =
-        atomic_load(&keeper->repo->counters.unmarked);
-    keeper->dirty_ms = 0;
-    note_result(&keeper->checkpoint,
-                gd_volume_checkpoint(keeper->volume, &err), &err);
-    if (unmarked != atomic_load(&keeper->repo->counters.unmarked)) {
+    if (!keeper->warned &&
+        atomic_load(&keeper->repo->counters.unmarked) > 0) {
+        keeper->warned = true;
         gd_nbdkit_log("volume %s: blocks that were to stay copies were stored "
                       "as ordinary ones, since an older program has the "
                       "repository open: stop the older programs on all hosts",
                       keeper->settings->volume);
     }
+}
+
+static void
+make_checkpoint(gd_nbdkit_checkpointer *keeper)
+{
+    gd_error err;
+    bool was_read_only = is_read_only(keeper);
+    keeper->dirty_ms = 0;
+    note_result(&keeper->checkpoint,
+                gd_volume_checkpoint(keeper->volume, &err), &err);
     if (was_read_only && !is_read_only(keeper)) {
         gd_nbdkit_log("volume %s can be written to again, by clients "
                       "that connect from now on",
@@ -177,6 +185,7 @@ look(gd_nbdkit_checkpointer *keeper)
         wants_checkpoint(keeper, now)) {
         make_checkpoint(keeper);
     }
+    report_unmarked(keeper);
     if (now >= atomic_load(&keeper->written_ms) + SPACE_MS) {
         (void)gd_volume_give_up_space(keeper->volume); /* until the next write */
     }
@@ -296,6 +305,7 @@ gd_nbdkit_checkpointer_stop(gd_nbdkit_checkpointer *keeper)
                       "what was written: %s",
                       err.text);
     }
+    report_unmarked(keeper);
     pthread_cond_destroy(&keeper->awake);
     pthread_mutex_destroy(&keeper->mutex);
     free(keeper);

@@ -2,6 +2,7 @@
 
 """Hints of volumes: over NBD, and from real file systems."""
 
+import fcntl
 import re
 import subprocess
 
@@ -51,6 +52,25 @@ def test_no_dedup(repository, tmp_path):
             server.control.checkpoint()
             assert server.number('skipped') == before
         server.stop()
+
+
+@pytest.mark.needs('nbdkit')
+@pytest.mark.parametrize('asks', [False, True])
+def test_beside_an_older_program(repository, tmp_path, asks):
+    """Whoever makes the checkpoint, the server warns, and once only."""
+    volume_tools.create(repository, 'disk', 4 * MIB)
+    with open(repository / 'locks' / 'groups', 'r+b') as older, (
+            volume_tools.Server(repository, tmp_path)) as server:
+        assert repositories.set_lock(
+            older.fileno(), repositories.FEATURE_BYTE + 3, fcntl.F_RDLCK)
+        server.start('--no-dedup')
+        with server.session() as session:
+            for at in (0, MIB):
+                volume_tools.write(session, at, repositories.noise(MIB, at))
+                if asks:
+                    server.control.checkpoint()
+        server.stop()
+        assert server.text().count('blocks that were to stay copies') == 1
 
 
 @pytest.mark.needs('nbdkit')
