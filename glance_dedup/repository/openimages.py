@@ -74,9 +74,9 @@ def image_stat(header: dict[str, Any]) -> ImageStat:
                         'hash_value': header['hash_value'].hex()})
 
 
-class _Counting(Protocol):
-    def statistics(self) -> dict[str, Any]:
-        """Return the counts of the repository's handle."""
+class _Opened(Protocol):
+    def handle(self) -> _engine.Repository:
+        """Return the engine's handle of the repository."""
 
 
 class Transaction:
@@ -86,7 +86,7 @@ class Transaction:
     """
 
     def __init__(self, image_id: str, engine: _engine.Transaction,
-                 repository: _Counting, dedup: bool = True) -> None:
+                 repository: _Opened, dedup: bool = True) -> None:
         self.image_id = image_id
         # Keeps the repository alive: a fork closes only the descriptors of
         # repositories that still exist.
@@ -95,7 +95,8 @@ class Transaction:
         if not dedup:
             engine.set_dedup('off')
         self._infer = dedup  # until the first bytes are there
-        self._unmarked = None if dedup else self._count_unmarked()
+        self._handle = None if dedup else repository.handle()
+        self._unmarked = self._count_unmarked()
         self.upload_id: str = engine.upload_id.hex()
         """32 hexadecimal digits; no other upload ever has them."""
 
@@ -253,9 +254,9 @@ class Transaction:
         :raises StorageError: if the disk failed. If it failed after the image
             to exist, the image stays: :meth:`Repository.stat` shows it.
         """
-        stat = image_stat(self._engine.commit())
+        header = self._engine.commit()
         self._report_unmarked()
-        return stat
+        return image_stat(header)
 
     def commit_open(self) -> 'Image':
         """Commit, and return the image, open for reading.
@@ -268,15 +269,17 @@ class Transaction:
         return image
 
     def _count_unmarked(self) -> int:
-        return self._repository.statistics()['unmarked']
+        return self._handle.statistics()['unmarked'] if self._handle else 0
 
     def _report_unmarked(self) -> None:
-        if self._unmarked not in (None, self._count_unmarked()):
-            LOG.warning(
-                'Image %s: some blocks do not stay copies, but can be shared '
-                'by other images, since an older program has the repository '
-                'open: stop the older programs on all hosts, and store the '
-                'image again', self.image_id)
+        """Raise nothing: the image exists, whoever closed the repository."""
+        with contextlib.suppress(exceptions.ClosedError):
+            if self._count_unmarked() != self._unmarked:
+                LOG.warning(
+                    'Image %s: some blocks do not stay copies, but can be '
+                    'shared by other images, since an older program has the '
+                    'repository open: stop the older programs on all hosts, '
+                    'and store the image again', self.image_id)
 
     def abort(self) -> None:
         """Give up the image; its recipe and unsynced blocks are dropped.
@@ -331,15 +334,15 @@ class Image(closing.Closing):
         with self.reading():
             return self._engine.read(size if length < 0 else min(length, size),
                                      min(offset, size))
-        except exceptions.UnavailableError as e:
-            raise self._unavailable(e) from e
-        except exceptions.DamagedError as e:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Report damage that is found within, and name the image."""
         try:
             yield
+        except exceptions.UnavailableError as e:
+            raise self._unavailable(e) from e
+        except exceptions.DamagedError as e:
             self._report_damage(e)
             raise
 

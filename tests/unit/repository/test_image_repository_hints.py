@@ -52,6 +52,17 @@ def test_beside_an_older_program(large, caplog):
     assert len(caplog.records) == 1
 
 
+def test_the_repository_is_closed_meanwhile(large):
+    """A commit that is done does not raise."""
+    data = noise(MIB)
+    with large.begin('one', dedup=False) as transaction:
+        transaction.write(data)
+        large.close()
+        assert transaction.commit().size == MIB
+    with open_repository(large.path) as again:
+        assert read_all(again, 'one') == data
+
+
 @pytest.mark.parametrize('piece', [MIB, 700, 5 * MIB])
 def test_inferred(large, piece):
     """The same file is found again; other files are not looked up."""
