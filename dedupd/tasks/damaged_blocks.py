@@ -130,10 +130,9 @@ class Damage:
             elif (entry.state == block_addresses.LIVE
                     and entry.fingerprint in self._wanted
                     and address not in bad):
-                if not entry.nodedup:
+                first = self._copies.setdefault(entry.fingerprint, address)
+                if not entry.nodedup and self._is_nodedup(first):
                     self._copies[entry.fingerprint] = address
-                else:
-                    self._copies.setdefault(entry.fingerprint, address)
 
     def mark(self, addresses: Iterable[int]) -> set[int]:
         """Mark damaged blocks, and report the images that need them.

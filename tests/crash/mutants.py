@@ -82,6 +82,7 @@ _EDITION = 'glance_dedup/engine/volume/edition.c'
 _RESIZE = 'glance_dedup/engine/volume/resize.c'
 _VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
 _ACCOUNTING = 'dedupd/tasks/accounting.py'
+_DAMAGED_BLOCKS = 'dedupd/tasks/damaged_blocks.py'
 _MERGER = 'dedupd/tasks/merger.py'
 _TIERER = 'dedupd/tasks/tierer.py'
 _ACCOUNTS = 'glance_dedup/maintenance/refcounts.py'
@@ -918,6 +919,22 @@ MUTANTS = (
             Edit(_REWRITE,
                  'has_copy(r, one, slots[one->count])) {',
                  '(has_copy(r, one, slots[one->count]) && false)) {'),),
+        tests=('tests/unit/dedupd/tasks/test_nodedup.py',),
+        why_not='no crash is needed'),
+    Mutant(
+        'healed-block-is-merged-to-the-copy', 'I14', (
+            Edit(_DAMAGED_BLOCKS,
+                 'apart = {address: mapping.pop(address) '
+                 'for address in [*mapping]\n',
+                 'apart = {address: mapping.pop(address) for address in []\n'),
+        ),
+        tests=('tests/unit/dedupd/tasks/test_nodedup.py',),
+        why_not='no crash is needed'),
+    Mutant(
+        'copy-is-found-at-its-address', 'I14', (
+            Edit(_LOOKUP,
+                 'gd_entry_is_shareable(entry)',
+                 'entry->state == GD_ENTRY_LIVE'),),
         tests=('tests/unit/dedupd/tasks/test_nodedup.py',),
         why_not='no crash is needed'),
     # -- the exact index --------------------------------------------------
