@@ -12,7 +12,8 @@ from glance_dedup.check import ondisk
 MAX_FINDINGS = 10000
 FIGURES = ('images', 'backups', 'groups', 'logical_bytes', 'zero_bytes',
            'referenced_bytes', 'stored_bytes', 'garbage_bytes',
-           'metadata_bytes', 'duplicate_blocks', 'blocks_verified',
+           'metadata_bytes', 'duplicate_blocks', 'copy_blocks',
+           'blocks_verified',
            'garbage_blocks', 'freed_blocks', 'damaged_blocks',
            'cold_groups', 'cold_bytes', 'slice_bytes',
            'spares', 'spare_bytes', 'index_records', 'index_stale',

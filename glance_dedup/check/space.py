@@ -43,7 +43,10 @@ def add_group(figures: dict[str, int], duplicates: 'Duplicates',
     for slot, state in enumerate(group.states):
         if state == ondisk.GOOD:
             figures['blocks_verified'] += not group.is_cold
-            duplicates.add(group.fingerprint(slot))
+            if slot in group.nodedup:
+                figures['copy_blocks'] += 1
+            else:
+                duplicates.add(group.fingerprint(slot))
             figures['garbage_blocks'] += not named[slot]
             if used[slot]:
                 figures['referenced_bytes'] += group.lengths[slot]

@@ -48,7 +48,7 @@ def test_clean(repository, group, image):
         'stored_bytes': len(group.data) - 7,
         'garbage_bytes': 7,
         'metadata_bytes': 8192 + 4096 * (2 + 1 + 2),
-        'duplicate_blocks': 0, 'blocks_verified': 12,
+        'duplicate_blocks': 0, 'copy_blocks': 0, 'blocks_verified': 12,
         'garbage_blocks': 0, 'freed_blocks': 0, 'damaged_blocks': 0,
         'cold_groups': 0, 'cold_bytes': 0, 'slice_bytes': 0,
         'backups': 0, 'volumes': 0, 'volumes_in_use': 0, 'journal_bytes': 0,
