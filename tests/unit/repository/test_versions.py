@@ -18,12 +18,14 @@ import pytest
 import xxhash
 
 from dedupd.tasks import collector
+from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import database
 from glance_dedup.repository import features
+from glance_dedup.repository import openvolumes
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
@@ -136,6 +138,23 @@ def contents(path):
 
 
 def test_each_feature_is_set_when_it_is_needed(filled):
+    """Those of cold groups are in tests/c/maintenance."""
+    with repositories.open_repository(filled, codec='none') as repo:
+        assert repo.features == []
+        repositories.put(repo, 'copy', DATA, dedup=False)
+        assert repo.features == [features.NODEDUP]
+        openvolumes.create(repo, 'disk', size=1 << 20)
+        assert {*repo.features} == {features.VOLUMES, features.NODEDUP}
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 3,
+                                  similar=True)
+        assert {*repo.features} == {features.VOLUMES, features.NODEDUP,
+                                    features.LISTED_SEGMENTS}
+    assert checker.check(filled).ok
+
+
+def test_known_features(filled):
     """The engine accepts each known feature, and refuses an unknown one."""
     with repositories.open_repository(filled) as repo:
         assert repo.features == []
