@@ -128,8 +128,8 @@ Projects whose uploads are stored without looking for duplicates.
 
 This saves a little time for data that shares no blocks with other
 images. The blocks stay copies for ever: no later upload shares them,
-and merging does not join them. Only storing the image again, as another
-image, changes that.
+and merging does not join them. Only storing the image once more, as
+another image, changes that.
 
 Images that are compressed or encrypted as a whole need no such
 option: the store recognises them, and looks for samples only.

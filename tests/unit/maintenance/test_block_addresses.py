@@ -57,14 +57,15 @@ def test_packed_items_by_group(words):
 
 def test_entries():
     listing = b''.join([
-        struct.pack('<32sIIIB3x', b'%032d' % n, n, 512 + n, 99, n)
+        struct.pack('<32sIIIBB2x', b'%032d' % n, n, 512 + n, 99, n, n % 2)
         for n in range(5)])
     assert len(listing) == 5 * block_addresses.ENTRY_BYTES
     found = block_addresses.entries(listing)
-    assert found == [(b'%032d' % n, n, 512 + n, n) for n in range(5)]
+    assert found == [(b'%032d' % n, n, 512 + n, n, n % 2 == 1)
+                     for n in range(5)]
     assert block_addresses.entry_at(listing, 3) == found[3]
     assert [tuple(column) for column in block_addresses.columns(listing)] == [
-        tuple(column) for column in list(zip(*found))[1:]]
+        tuple(column) for column in list(zip(*found))[1:4]]
 
 
 def test_runs():
