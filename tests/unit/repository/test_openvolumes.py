@@ -4,6 +4,7 @@
 
 import os
 import random
+import select
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from tests.support.repositories import read_all
 PART = 65536
 SIZE = 5 * PART + 3 * 512
 MIB = 1 << 20
+LIMIT = 60      # seconds for anything
 
 
 @pytest.fixture(params=['fixed', 'content-defined'])
@@ -441,15 +443,15 @@ def test_killed(path, repo, seed):
                     volume.checkpoint()
     pid, pipe = repositories.fork_child(child)
     os.close(writing)
-    time.sleep(0.2 + rng.random())
+    ready, _, _ = select.select([reading], [], [], LIMIT)
+    time.sleep(rng.random())
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(pipe)
-    flushed = 0
+    assert ready
     while piece := os.read(reading, 8):
         flushed = int(piece)
     os.close(reading)
-    assert flushed
     with openvolumes.open_volume(repo, 'disk') as volume:
         found = [volume.read(unit, n * unit) for n in range(units)]
         kinds = [b'%08d' % n * (unit // 8) for n in (flushed, flushed + 1)]
