@@ -162,21 +162,17 @@ MUTANTS = (
         workload='volume'),
     Mutant(
         'spool-not-fsynced', 'N8.2', (
-            Edit(_SPOOL,
-                 'return gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
-                 '/* N8.2 */',
-                 'return env == NULL && root < 0 && err == NULL ? GD_IO\n'
-                 '                                                : '
-                 'GD_OK;'),),
+            Edit(_TRANSACTION,
+                 '    GD_TRY(gd_sync_dir(repo->env, repo->root, '
+                 'GD_DIR_SPOOL, err)); /* N8.2 */\n',
+                 ''),),
         workload='delete'),
     Mutant(
         'images-not-fsynced', 'N8.3', (
-            Edit(_SPOOL,
-                 'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
-                 '/* N8.3 */',
-                 'return env == NULL && root < 0 && err == NULL ? GD_IO\n'
-                 '                                                : '
-                 'GD_OK;'),),
+            Edit(_TRANSACTION,
+                 'return gd_sync_dir(repo->env, repo->root, GD_DIR_IMAGES, '
+                 'err); /* N8.3 */',
+                 'return GD_OK;'),),
         workload='store', quick=True),
     Mutant(
         'group-not-synced', 'I1, N8.1', (

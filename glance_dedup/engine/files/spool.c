@@ -128,12 +128,6 @@ gd_spool_sync_recipe(const gd_env *env, const gd_spool_writer *file,
 }
 
 gd_status
-gd_spool_sync_entries(const gd_env *env, int root, gd_error *err)
-{
-    return gd_sync_dir(env, root, GD_DIR_SPOOL, err); /* N8.2 */
-}
-
-gd_status
 gd_spool_link(const gd_env *env, int root, const gd_spool_writer *file,
               const char *image_id, bool *linked, gd_error *err)
 {
@@ -141,23 +135,6 @@ gd_spool_link(const gd_env *env, int root, const gd_spool_writer *file,
     *linked = false;
     GD_TRY(gd_names_image(image_id, image_name, err));
     return link_image(env, root, file, image_id, image_name, linked, err);
-}
-
-gd_status
-gd_spool_sync_images(const gd_env *env, int root, gd_error *err)
-{
-    return gd_sync_dir(env, root, GD_DIR_IMAGES, err); /* N8.3 */
-}
-
-gd_status
-gd_spool_commit(const gd_env *env, int root, const gd_spool_writer *file,
-                const char *image_id, bool *linked, gd_error *err)
-{
-    *linked = false;
-    GD_TRY(gd_spool_sync_recipe(env, file, image_id, err));
-    GD_TRY(gd_spool_sync_entries(env, root, err));
-    GD_TRY(gd_spool_link(env, root, file, image_id, linked, err));
-    return gd_spool_sync_images(env, root, err);
 }
 
 void

@@ -28,27 +28,19 @@ typedef struct gd_spool_writer {
 gd_status gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                           gd_spool_writer *file, gd_error *err);
 
-/* The steps of a commit, in this order.  Several images may take each of them
+/* A commit syncs the recipe and the spool directory (N8.2), links the recipe,
+ * and syncs the images' directory (N8.3).  Several images may take each step
  * together: a sync of a directory serves all that was done before it. */
 
-/* The recipe is durable; then its entry is. */
+/* Makes the complete recipe durable. */
 gd_status gd_spool_sync_recipe(const gd_env *env, const gd_spool_writer *file,
                                const char *image_id, gd_error *err);
-gd_status gd_spool_sync_entries(const gd_env *env, int root, gd_error *err);
-/* Links the recipe; see gd_spool_commit. */
+/* Makes the recipe the image's.  *linked is set in any case: whether the image
+ * may exist now.  From then on the image stays (N8.6).  GD_EXISTS: another image
+ * took the id first. */
 gd_status gd_spool_link(const gd_env *env, int root,
                         const gd_spool_writer *file, const char *image_id,
                         bool *linked, gd_error *err);
-/* The image is durable, and may be acknowledged. */
-gd_status gd_spool_sync_images(const gd_env *env, int root, gd_error *err);
-
-/* All of these steps for one image: makes the complete recipe in file the
- * image's.  *linked is set in any case:
- * whether the image may exist now.  After the link an error is reported and the
- * image stays (N8.6).  GD_EXISTS: another image took the id first. */
-gd_status gd_spool_commit(const gd_env *env, int root,
-                          const gd_spool_writer *file, const char *image_id,
-                          bool *linked, gd_error *err);
 
 /* Unlinks the spool file and releases it.  REQUIRES: a recipe was never linked
  * to images/ (N8.5). */

@@ -437,7 +437,8 @@ require_lengths(const gd_transaction *transaction, const uint32_t *lengths,
         if (lengths[i] == 0 || lengths[i] > most) {
             return gd_fail(err, GD_INVALID,
                            "image %s: a block has 1 to %zu bytes, not %u",
-                           transaction->image->image_id, most, (unsigned)lengths[i]);
+                           transaction->image->image_id, most,
+                           (unsigned)lengths[i]);
         }
     }
     return GD_OK;
@@ -464,7 +465,8 @@ require_longer(const gd_transaction *transaction, uint64_t length,
                ? GD_OK
                : gd_fail(err, GD_INVALID, "image %s: with %llu bytes more it "
                          "would be longer than any file can be",
-                         transaction->image->image_id, (unsigned long long)length);
+                         transaction->image->image_id,
+                         (unsigned long long)length);
 }
 
 static gd_status
@@ -677,11 +679,11 @@ name_images(gd_transaction *transaction, gd_recipe_header *header,
         GD_TRY(gd_spool_sync_recipe(repo->env, &image->spool, image->image_id,
                                     err));
     }
-    GD_TRY(gd_spool_sync_entries(repo->env, repo->root, err));
+    GD_TRY(gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err)); /* N8.2 */
     for (size_t i = 0; i < transaction->count; i++) {
         GD_TRY(name_image(transaction, transaction->images[i], err));
     }
-    return gd_spool_sync_images(repo->env, repo->root, err);
+    return gd_sync_dir(repo->env, repo->root, GD_DIR_IMAGES, err); /* N8.3 */
 }
 
 /* ---- several images ---- */

@@ -202,11 +202,16 @@ make_recipe(const char *image_id, uint64_t size)
     return file;
 }
 
+/* Takes the steps of a transaction with one image. */
 static gd_status
 commit(const gd_spool_writer *file, const char *image_id, bool *linked)
 {
     w.record[0] = '\0';
-    return gd_spool_commit(&w.env, x.root, file, image_id, linked, &x.err);
+    *linked = false;
+    GD_TRY(gd_spool_sync_recipe(&w.env, file, image_id, &x.err));
+    GD_TRY(gd_sync_dir(&w.env, x.root, GD_DIR_SPOOL, &x.err));
+    GD_TRY(gd_spool_link(&w.env, x.root, file, image_id, linked, &x.err));
+    return gd_sync_dir(&w.env, x.root, GD_DIR_IMAGES, &x.err);
 }
 
 /* Commits an image by another store operation, which has ended. */
@@ -755,7 +760,7 @@ unlock_held(const gd_env *env, unsigned ms)
     }
 }
 
-/* What another process has locked for a moment is deleted, too. */
+/* An image that another process has locked for a moment is deleted, too. */
 TEST_WITH(test_locked_one_of_several, setup(), teardown())
 {
     store("a", 4096, NULL);
@@ -769,7 +774,7 @@ TEST_WITH(test_locked_one_of_several, setup(), teardown())
     CHECK_INT(scratch_count(&x, "images", "", NULL), 0);
 }
 
-/* What cannot be opened while all others are open is deleted after them, or an
+/* An image that cannot be opened beside all others is deleted after them, or an
  * error is reported. */
 TEST(test_one_of_several_is_not_opened)
 {
