@@ -203,6 +203,18 @@ note_id(void *arg, const char *base)
     snprintf(list->ids[list->count++], sizeof list->ids[0], "%s", base);
 }
 
+/* The caller releases list->ids, also after an error. */
+static gd_status
+list_ids(const gd_env *env, int root, const char *directory,
+         const char *prefix, id_list *list, gd_error *err)
+{
+    *list = (id_list){
+        .env = env, .prefix = prefix, .status = GD_OK, .err = err};
+    int rc = env->list(env, root, directory, note_id, list);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s", directory)
+                  : list->status;
+}
+
 static bool
 is_marked(const gd_volume_head *head, const gd_volume_mark *marks,
           size_t count, const char *id)
@@ -237,13 +249,9 @@ gd_volume_delete_recipes(gd_repo *repo, const gd_volume_head *head,
 {
     const gd_env *env = repo->env;
     char prefix[GD_IMAGE_ID_MAX + 1];
-    id_list list = {
-        .env = env, .prefix = prefix, .status = GD_OK, .err = err};
+    id_list list;
     gd_volume_id_prefix(head->volume_id, prefix);
-    int rc = env->list(env, repo->root, GD_DIR_IMAGES, note_id, &list);
-    gd_status s = rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s",
-                                         GD_DIR_IMAGES)
-                         : list.status;
+    gd_status s = list_ids(env, repo->root, GD_DIR_IMAGES, prefix, &list, err);
     for (size_t i = 0; s == GD_OK && i < list.count; i++) {
         if (is_marked(head, marks, count, list.ids[i])) {
             continue;
@@ -264,12 +272,9 @@ gd_volume_remove_new(const gd_env *env, int root, const char *volume,
                      void *arg, gd_error *err)
 {
     char directory[GD_NAME_SIZE], name[GD_NAME_SIZE];
-    id_list list = {
-        .env = env, .prefix = GD_VOLUME_NEW, .status = GD_OK, .err = err};
+    id_list list;
     gd_volume_directory(volume, directory);
-    int rc = env->list(env, root, directory, note_id, &list);
-    gd_status s = rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s", directory)
-                         : list.status;
+    gd_status s = list_ids(env, root, directory, GD_VOLUME_NEW, &list, err);
     if (s == GD_OK && confirm != NULL) {
         s = confirm(arg, err);
     }

@@ -91,20 +91,13 @@ require_ready(const gd_volume *volume, gd_error *err)
 static gd_status
 store_found(gd_volume *volume, gd_error *err)
 {
-    gd_error why;
     bool was_waiting = volume->waiting;
     if (!was_waiting && volume->frozen_count < MAX_FROZEN) {
         return GD_OK;
     }
-    gd_status s = gd_volume_checkpoint(volume, &why);
+    gd_status s = gd_volume_checkpoint(volume, err);
     bool lost = volume->broken.status != GD_OK && !volume->waiting;
-    if (!lost && (was_waiting || s == GD_NOSPACE)) {
-        return GD_OK;
-    }
-    if (s != GD_OK && err != NULL) {
-        *err = why;
-    }
-    return s;
+    return !lost && (was_waiting || s == GD_NOSPACE) ? GD_OK : s;
 }
 
 static gd_status

@@ -144,20 +144,18 @@ gd_volume_revalidate(const gd_volume *volume, const gd_journal *journal,
 gd_status
 gd_volume_confirm_owner(gd_volume *volume, gd_error *err)
 {
-    gd_error why;
+    gd_error own;
+    err = err == NULL ? &own : err;
     pthread_mutex_lock(&volume->mutex);
-    gd_status s = volume->waiting ? GD_OK
-                                  : gd_volume_require_intact(volume, &why);
+    gd_status s =
+        volume->waiting ? GD_OK : gd_volume_require_intact(volume, err);
     if (s == GD_OK) {
-        s = gd_volume_revalidate(volume, volume->active, &why);
+        s = gd_volume_revalidate(volume, volume->active, err);
         if (s == GD_BUSY) {
-            gd_volume_set_broken(volume, &why);
+            gd_volume_set_broken(volume, err);
         }
     }
     pthread_mutex_unlock(&volume->mutex);
-    if (s != GD_OK && err != NULL) {
-        *err = why;
-    }
     return s;
 }
 
