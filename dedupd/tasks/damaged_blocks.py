@@ -130,8 +130,9 @@ class Damage:
             elif (entry.state == block_addresses.LIVE
                     and entry.fingerprint in self._wanted
                     and address not in bad):
-                first = self._copies.setdefault(entry.fingerprint, address)
-                if not entry.nodedup and self._is_nodedup(first):
+                copy = self._copies.setdefault(entry.fingerprint, address)
+                if (copy != address and not entry.nodedup
+                        and self._is_nodedup(copy)):
                     self._copies[entry.fingerprint] = address
 
     def mark(self, addresses: Iterable[int]) -> set[int]:

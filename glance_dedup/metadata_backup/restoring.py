@@ -292,11 +292,10 @@ class _Restoring:
             by_value=parameters.verify == 'bytes', codec='none',
             codec_level=0, threads=0, lock_timeout_ms=0)
         # Before the first group (N15.1).
-        for feature in features.KNOWN:
-            if (feature in (features.LISTED_SEGMENTS, features.COLD)
-                    or feature == features.NODEDUP
-                    and feature in manifest.head.features):
-                self._handle.use_feature(feature)
+        for feature in (features.LISTED_SEGMENTS, features.COLD):
+            self._handle.use_feature(feature)
+        if features.NODEDUP in manifest.head.features:
+            self._handle.use_feature(features.NODEDUP)
         self._engine = _engine.Maintenance(self._handle)
         head = manifest.head
         self.result = Result(parameters.repository_id, new, head.owner,
