@@ -272,7 +272,7 @@ class Transaction:
         return self._handle.statistics()['unmarked'] if self._handle else 0
 
     def _report_unmarked(self) -> None:
-        """Raise nothing: the image exists, whoever closed the repository."""
+        """Log that blocks have no mark. Raise nothing: the image exists."""
         with contextlib.suppress(exceptions.ClosedError):
             if self._count_unmarked() != self._unmarked:
                 LOG.warning(

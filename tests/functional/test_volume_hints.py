@@ -57,7 +57,7 @@ def test_no_dedup(repository, tmp_path):
 @pytest.mark.needs('nbdkit')
 @pytest.mark.parametrize('asks', [False, True])
 def test_beside_an_older_program(repository, tmp_path, asks):
-    """Whoever makes the checkpoint, the server warns, and once only."""
+    """The server warns once, whichever thread makes the checkpoint."""
     volume_tools.create(repository, 'disk', 4 * MIB)
     with open(repository / 'locks' / 'groups', 'r+b') as older, (
             volume_tools.Server(repository, tmp_path)) as server:

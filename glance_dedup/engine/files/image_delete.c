@@ -177,8 +177,8 @@ gd_image_delete(const gd_env *env, int root, const gd_params *params,
 
 gd_status
 gd_image_delete_several(const gd_env *env, int root, const gd_params *params,
-                     const char (*ids)[GD_IMAGE_ID_MAX + 1], size_t count,
-                     gd_error *err)
+                        const char (*ids)[GD_IMAGE_ID_MAX + 1], size_t count,
+                        gd_error *err)
 {
     moving *all = gd_calloc(env, count + 1, sizeof *all, err);
     if (all == NULL) {

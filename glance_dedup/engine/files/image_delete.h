@@ -23,9 +23,9 @@ gd_status gd_image_delete_move(const gd_env *env, int root,
  * afterwards, one at a time, and leaves those that cannot be opened, without an
  * error. */
 gd_status gd_image_delete_several(const gd_env *env, int root,
-                               const gd_params *params,
-                               const char (*ids)[GD_IMAGE_ID_MAX + 1],
-                               size_t count, gd_error *err);
+                                  const gd_params *params,
+                                  const char (*ids)[GD_IMAGE_ID_MAX + 1],
+                                  size_t count, gd_error *err);
 
 /* Deletes an image: its recipe moves into the spool.  With upload_id (not
  * NULL), only if the image is of that upload; else GD_NOTFOUND. */

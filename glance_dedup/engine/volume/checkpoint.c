@@ -186,8 +186,8 @@ delete_old(gd_volume *volume)
                                  made->edition - 1, ids[count++]);
         }
         if (count == PARTS_AT_ONCE || i + 1 == volume->made_count) {
-            (void)gd_image_delete_several(repo->env, repo->root, &repo->params,
-                                       ids, count, NULL);
+            (void)gd_image_delete_several(repo->env, repo->root,
+                                          &repo->params, ids, count, NULL);
             count = 0;
         }
     }

@@ -299,7 +299,8 @@ find_xfs(const place *p)
     }
     const place copies = copies_of(p);
     for (uint64_t i = 0; i < groups && i < GD_FS_RANGES; i++) {
-        add(&copies, i * group * block, (4 * sector + block - 1) / block * block);
+        add(&copies, i * group * block,
+            (4 * sector + block - 1) / block * block);
     }
     uint64_t at = (log >> bits) < groups
                       ? (log >> bits) * group + (log & ((1U << bits) - 1))

@@ -17,8 +17,9 @@ typedef struct gd_journal_tail {
 uint64_t gd_journal_tail_length(const gd_journal_tail *tail);
 
 /* Appends the records of bytes and zeros to another journal of the volume, in
- * order, as far as that one's size goes.  visit gets each one that was appended.  GD_CORRUPT if the records have
- * changed since the scan, or none begins at `from`.
+ * order, as far as that one's size goes.  visit gets each one that was appended.
+ * GD_CORRUPT if the records have changed since the scan, or none begins at
+ * `from`.
  * REQUIRES: nobody else uses `to`. */
 typedef gd_status gd_journal_tail_visitor(void *arg, gd_journal *to,
                                           const gd_append *append,

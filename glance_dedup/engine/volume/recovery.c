@@ -324,7 +324,7 @@ confirm_and_adopt(gd_volume *volume, const gd_volume_head *head,
         return s;
     }
     adopt(volume, head, made, copies, rest);
-    /* What cannot be removed is garbage, which the next owner deletes (V7, V8).
+    /* A file that cannot be removed is garbage: the next owner deletes it (V7, V8).
      * It is no reason to copy the tail again. */
     (void)gd_volume_delete_recipes(volume->repo, head, marks, head->marks,
                                    NULL);

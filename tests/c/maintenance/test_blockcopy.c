@@ -84,21 +84,34 @@ is_block(uint64_t number, size_t block)
     return equal;
 }
 
+static gd_group *
+open_entry(gd_address a, gd_entry *entry)
+{
+    gd_group *group;
+    CHECK_INT(gd_group_open(x.env, x.root, &x.params, a.group, O_RDWR, &group,
+                            &x.err),
+              GD_OK);
+    CHECK_INT(gd_group_read_entries(group, a.slot, 1, entry, &x.err), GD_OK);
+    return group;
+}
+
+static void
+write_entry(gd_group *group, gd_address a, const gd_entry *entry)
+{
+    CHECK_INT(gd_group_write_entries(group, a.slot, 1, entry, &x.err), GD_OK);
+    gd_group_close(group);
+}
+
 /* Changes an entry's state, and a byte of its fingerprint. */
 static void
 change_entry(uint64_t number, uint8_t state, uint8_t flip)
 {
-    gd_group *group;
     gd_entry entry;
     gd_address a = address_of(number);
-    CHECK_INT(gd_group_open(x.env, x.root, &x.params, a.group, O_RDWR, &group,
-                            &x.err),
-              GD_OK);
-    CHECK_INT(gd_group_read_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
+    gd_group *group = open_entry(a, &entry);
     entry.state = state;
     entry.fingerprint.bytes[31] ^= flip;
-    CHECK_INT(gd_group_write_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
-    gd_group_close(group);
+    write_entry(group, a, &entry);
 }
 
 static void
@@ -156,16 +169,11 @@ TEST_WITH(test_all_blocks, setup(), teardown())
 static void
 set_nodedup(uint64_t number)
 {
-    gd_group *group;
     gd_entry entry;
     gd_address a = address_of(number);
-    CHECK_INT(gd_group_open(x.env, x.root, &x.params, a.group, O_RDWR, &group,
-                            &x.err),
-              GD_OK);
-    CHECK_INT(gd_group_read_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
+    gd_group *group = open_entry(a, &entry);
     entry.nodedup = true;
-    CHECK_INT(gd_group_write_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
-    gd_group_close(group);
+    write_entry(group, a, &entry);
 }
 
 /* I14: the copy of a block with the mark has it, too; its neighbours do not. */

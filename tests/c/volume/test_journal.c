@@ -862,7 +862,7 @@ TEST_WITH(test_long_file_is_cut, setup(), teardown())
     check_scan(0, GD_OK, 2);
 }
 
-/* What a failed append has left is not forgotten by a trim. */
+/* A trim does not forget the records of a failed append. */
 TEST_WITH(test_trim_behind_a_failed_append, setup(), teardown())
 {
     gd_append one = make_append(GD_RECORD_BYTES, 0, 512, t.data[60]);
@@ -1019,7 +1019,7 @@ TEST_WITH(test_tail_beyond_the_size, setup(), teardown())
     check_scan(0, GD_OK, 5);
 }
 
-/* What proves a place where no record begins proves nothing. */
+/* A record that proves a place where no record begins proves nothing. */
 TEST_WITH(test_proven_place_without_a_record, setup(), teardown())
 {
     gd_journal *journal;

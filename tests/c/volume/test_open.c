@@ -648,7 +648,7 @@ count_journals(void)
                                    NULL);
 }
 
-/* What was proven durable stays where it is, and the rest is copied. */
+/* Records that are proven durable stay where they are; the rest are copied. */
 TEST(test_only_the_tail_is_copied)
 {
     begin(false);
@@ -1645,7 +1645,7 @@ list_no_images(const gd_env *env, int dir, const char *path,
                : real_list(env, dir, path, visit, arg);
 }
 
-/* What an owner before has left may stay: the volume is opened. */
+/* Files of an earlier owner may stay: the volume is opened. */
 TEST(test_garbage_that_stays)
 {
     begin(false);
