@@ -61,7 +61,10 @@ class _Look:
 
     def run(self) -> None:
         """Judge the journals, then the recipes."""
-        numbers = self._numbers()
+        names = sorted(os.listdir(self._fd))
+        matches = map(volume_reader.JOURNAL_NAME.match, names)
+        # They are sorted, as all have 8 digits.
+        numbers = [*filter(None, (int(m[1], 16) for m in matches if m))]
         if not numbers:
             self._unowned('', 'has no journal: it was being made or deleted, '
                           'and the next collection removes it')
@@ -84,7 +87,7 @@ class _Look:
             if number < first:
                 self._unowned(self._journal(number), 'is not needed any more: '
                               'the next owner removes it')
-        self._note_new_files()
+        self._note_new_files(names)
         needed = [number for number in numbers if number >= first]
         self._check_chain(head, first, needed)
         for number in needed[:-1]:
@@ -122,11 +125,6 @@ class _Look:
         except (files.Gone, ondisk.Damage):
             return False
 
-    def _numbers(self) -> list[int]:
-        """The numbers of the journals, sorted."""
-        matches = map(volume_reader.JOURNAL_NAME.match, os.listdir(self._fd))
-        return sorted(filter(None, (int(m[1], 16) for m in matches if m)))
-
     def _open(self, number: int) -> files.File:
         file = self._journal(number)
         return files.File(self._fd, os.path.basename(file), file)
@@ -142,8 +140,8 @@ class _Look:
         except ondisk.Damage as e:
             self._damage(file, e.offset, e.sentence)
 
-    def _note_new_files(self) -> None:
-        for name in sorted(os.listdir(self._fd)):
+    def _note_new_files(self, names: list[str]) -> None:
+        for name in names:
             if name.startswith('journal.new'):
                 with contextlib.suppress(OSError):
                     size = os.stat(name, dir_fd=self._fd,

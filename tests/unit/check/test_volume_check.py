@@ -639,17 +639,18 @@ def test_an_owner_at_work(repository, whole, monkeypatch):
     class Look(volume_check._Look):
         def run(self):
             looks.append(self)
-            if len(looks) == 1:
-                # A checkpoint ends while its journals are read.
+            super().run()
+
+        def _read_head(self, number):
+            if first.path.exists():
+                # A checkpoint ends when its journals are listed.
                 repository.image(volume.recipe(1, 5), [])
                 volume.journal(6, marks={1: 5, 3: 1}, base_size=2 * PART
                                ).save()
-                numbers = self._numbers
-                self._numbers = lambda: [n for n in numbers() if n < 6]
                 for gone in (first.path, second.path, path_of(
                         repository, volume.recipe(1, 4))):
                     gone.unlink()
-            super().run()
+            return super()._read_head(number)
 
     monkeypatch.setattr(volume_check, '_Look', Look)
     report = checker.check(repository.path)
