@@ -15,6 +15,7 @@ Sizes and offsets are in bytes everywhere.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import contextlib
 import functools
 import os
@@ -427,11 +428,19 @@ class Repository(closing.Closing):
         """
         progress = progress or (lambda done: None)
         stat = source.stat
+        ends: Iterable[int] = [source.size]
+        if scopes.choose(scope, project).hex() != stat.scope:
+            # Storing takes long enough to report progress. To list the
+            # extents for that takes 2 % of the time, but of a copy in the
+            # same scope 90 %.
+            ends = (extents[-1].offset + extents[-1].length
+                    for _, extents in source.pages())
         with self.begin(image_id, project, scope) as transaction:
-            for _, extents in source.pages():
-                end = extents[-1].offset + extents[-1].length
-                transaction.add_runs(source, extents[0].offset, end)
+            start = 0
+            for end in ends:
+                transaction.add_runs(source, start, end)
                 progress(end)
+                start = end
             if stat.hash_name:
                 transaction.set_hash(stat.hash_name,
                                      bytes.fromhex(stat.hash_value))

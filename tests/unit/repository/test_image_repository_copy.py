@@ -74,6 +74,26 @@ def test_another_scope_shares_nothing(repo):
     assert found.scope != repo.stat('one').scope
 
 
+def test_progress_is_reported_where_bytes_are_stored(repo):
+    data = repositories.noise(UNIT) + bytes(UNIT)
+    size = put(repo, 'one', 200 * data).size
+    for image_id, scope, times in (('two', 'global', 1),
+                                   ('three', 'project', 4)):
+        told = []
+        with repo.open_image('one') as source:
+            repo.copy(source, image_id, 'p', scope, told.append)
+        assert len(told) == times
+        assert told == sorted({*told}) and told[-1] == size
+        assert read_all(repo, image_id) == 200 * data
+
+
+def test_an_empty_image(repo):
+    put(repo, 'one', b'')
+    for image_id, scope in ('two', 'global'), ('three', 'project'):
+        with repo.open_image('one') as source:
+            assert repo.copy(source, image_id, 'p', scope).size == 0
+
+
 def test_a_copy_outlives_the_first(path):
     """Accounting counts a copy; collection frees no block of it."""
     with repositories.open_repository(path) as repo:
