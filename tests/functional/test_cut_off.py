@@ -515,6 +515,48 @@ def test_an_owner_that_has_a_successor(tmp_path, lost, late, stores):
         require_clean(both)
 
 
+# It can write no bytes at first; then less than its first journal needs, and
+# enough for a group and an edition. It may find its successor's edition only
+# when the first checkpoint has failed.
+WAITING = """
+def do():
+    import resource
+    from glance_dedup.repository import openvolumes
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        assert volume.read(4096, 0) == maintenance.content(1)[:4096]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, most))
+        wait()
+        with contextlib.suppress(exceptions.RepositoryError):
+            volume.checkpoint()
+        volume.checkpoint()
+"""
+
+
+@LOST
+def test_an_owner_that_waits_for_space(tmp_path, lost):
+    """It replaces no edition of its successor (V6)."""
+    content = maintenance.content(*range(1, 17))
+    assert len(content) > 64 << 10
+    with two_hosts(tmp_path, lost=lost) as both, on(both[1]) as there:
+        repositories.put(there, 'image', content)
+        openvolumes.create(there, 'disk', 8 << 20)
+        with openvolumes.open_volume(there, 'disk') as volume:
+            volume.write(content, 0)
+        with CutOff(both[0], WAITING) as owner:
+            with openvolumes.open_volume(there, 'disk') as volume:
+                volume.write(b'c' * 4096, 4096)
+                volume.checkpoint()
+                said = owner.go_on()
+        assert said.startswith('BusyError'), said
+        with openvolumes.open_volume(there, 'disk') as volume:
+            assert volume.read(len(content), 0) == (
+                content[:4096] + b'c' * 4096 + content[8192:])
+        collect(there)
+        require_clean(both)
+
+
 # -- a follower ---------------------------------------------------------------
 
 FOLLOWER = """
