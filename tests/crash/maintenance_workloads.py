@@ -487,6 +487,24 @@ def nodedup(stage):
 
 
 @workload
+def nodedup_healed(stage):
+    """A copy is healed by an ordinary block, and one by a copy (I14)."""
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'copy', (1, 20), (2, 10), dedup=False)
+        stage.put(repo, 'shared', (1, 20), (3, 10))
+        with deeds.maintaining(repo) as maintainer:
+            deeds.account(maintainer)
+            for image, number in ('copy', 5), ('shared', 15):
+                stage.damage_block(repo, image, number, [image])
+                assert deeds.scrub(maintainer).damaged == 1
+                stage.mark(op='marked')
+                assert deeds.scrub(maintainer).healed
+                stage.mark(op='healed', images=[image])
+                deeds.collect(maintainer, live_share=90)
+
+
+@workload
 def scrubbing(stage):
     """A damaged block is set aside, marked, and healed by a later upload."""
     stage.create()

@@ -790,7 +790,17 @@ MUTANTS = (
             Edit(_RECOVERY,
                  'stored && i < volume->made_count; i++) {',
                  'stored && i > volume->made_count; i++) {'),),
-        tests=_VOLUME_TESTS, why_not='the disk must be nearly full'),
+        workload='volume-without-room'),
+    Mutant(
+        'journals-removed-before-the-first-head', 'V4', (
+            Edit(_RECOVERY,
+                 '    gd_status s = gd_parts_marks(&volume->parts, ',
+                 '    if (stored) {\n'
+                 '        volume->head.needed = head.journal;\n'
+                 '        remove_unneeded(volume);\n'
+                 '    }\n'
+                 '    gd_status s = gd_parts_marks(&volume->parts, '),),
+        workload='volume-without-room'),
     Mutant(
         'former-owner-opens', 'V4', (
             Edit(_OPEN,
@@ -924,8 +934,7 @@ MUTANTS = (
                  'for address in [*mapping]\n',
                  'apart = {address: mapping.pop(address) for address in []\n'),
         ),
-        tests=('tests/unit/dedupd/tasks/test_nodedup.py',),
-        why_not='no crash is needed'),
+        workload='nodedup-healed'),
     Mutant(
         'copy-is-found-at-its-address', 'I14', (
             Edit(_LOOKUP,

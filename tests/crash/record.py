@@ -131,6 +131,15 @@ class Recorder:
         if failures:
             raise failures[0]
 
+    @contextlib.contextmanager
+    def room(self, size):
+        """Let the file system have so many bytes free."""
+        self._library.witness_room(ctypes.c_uint64(size))
+        try:
+            yield
+        finally:
+            self._library.witness_room(ctypes.c_uint64(-1))
+
     def mark(self, **fields):
         """Record the beginning or the acknowledgement of an operation."""
         self._library.witness_mark(json.dumps(fields).encode())

@@ -88,6 +88,7 @@ class RecordedVolume:
         self._model = stage.volumes[name]
         self._model.opened()
         self._volume = volume
+        self.info = volume.info
         self.name = name
 
     @property

@@ -156,6 +156,25 @@ def volume_rolled_back(stage):
 
 
 @workload
+def volume_without_room(stage):
+    """A new owner has room for editions, not for copies of records (V4)."""
+    stage.create()
+    with stage.open(reserve_mib=1) as repo:
+        recorded_volume.create(stage, repo, 'disk', 2 * PART)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(0, 9)
+            disk.checkpoint()
+            for turn in range(6):   # a record has one part at most
+                disk.write(turn % 2 * PART, PART)
+            disk.flush()
+        with (stage.recorder.room((1 << 20) + (256 << 10)),
+              recorded_volume.opened(stage, repo, 'disk') as disk):
+            assert disk.info().journal_records == 0     # no copies
+            disk.write(3, 3)
+            disk.flush()
+
+
+@workload
 def volume_deleted(stage):
     """Volumes are deleted; one of them is made again under its name."""
     stage.create()

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -217,6 +218,27 @@ journal_gate(const char *call, int dir, const char *path)
         wait_while(GATE_REACHED, 30000);
     }
     pthread_mutex_unlock(&gate.mutex);
+}
+
+/* -- room ----------------------------------------------------------------- */
+
+static _Atomic uint64_t room = UINT64_MAX;
+
+void
+witness_room(uint64_t bytes)
+{
+    room = bytes;
+}
+
+int
+fstatvfs(int fd, struct statvfs *found)
+{
+    REAL(fstatvfs)
+    int rc = real(fd, found);
+    if (rc == 0 && room != UINT64_MAX) {
+        found->f_bavail = room / found->f_frsize;
+    }
+    return rc;
 }
 
 /* -- records -------------------------------------------------------------- */

@@ -115,6 +115,9 @@ void witness_gate(const char *call, const char *path);
 /* Returns true if a call waits there, within so many milliseconds. */
 int witness_arrived(int milliseconds);
 void witness_open(void);
+/* From now on file systems have so many bytes free; UINT64_MAX: as many as they
+ * have. */
+void witness_room(uint64_t bytes);
 
 /* Returns false if this process is not recorded; else no other thread enters
  * until journal_leave. */
