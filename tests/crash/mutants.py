@@ -936,6 +936,14 @@ MUTANTS = (
         ),
         workload='nodedup-healed'),
     Mutant(
+        'unknown-mark-is-lost', 'I14', (
+            Edit(_DAMAGED_BLOCKS,
+                 'return features.NODEDUP in '
+                 'self._maintainer.repository.features',
+                 'return features.NODEDUP is None'),),
+        tests=('tests/damage/test_damage.py', '-k', 'healing_copies'),
+        why_not='a crash damages no entry'),
+    Mutant(
         'copy-is-found-at-its-address', 'I14', (
             Edit(_LOOKUP,
                  'gd_entry_is_shareable(entry)',

@@ -19,11 +19,13 @@ from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import evictor
 from dedupd.tasks import exactindex
 from dedupd.tasks import shareindex
+from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.cli import entry
 from glance_dedup.client import client_errors
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import openvolumes
@@ -33,6 +35,7 @@ from tests.crash import volume_model
 from tests.damage import damages
 from tests.damage import template
 from tests.support import daemons
+from tests.support import maintenance
 from tests.support import replicas
 from tests.support import repositories
 
@@ -104,6 +107,18 @@ class World:
                 image_id, 'groups', 'images')), f'this names no file: {e}'
             return
         assert found == data, f'{image_id} was read wrongly'
+        if image_id == 'copies':
+            self._require_marks(repo)
+
+    def _require_marks(self, repo):
+        """Require I14 of the blocks whose entries are intact."""
+        with contextlib.closing(_engine.Maintenance(repo.handle())) as engine:
+            for group, slot in maintenance.blocks_of(repo, 'copies'):
+                entry = block_addresses.entry_at(
+                    engine.entries(group, slot, 1), 0)
+                assert entry.nodedup or (
+                    entry.state == block_addresses.INVALID), (
+                        f'slot {slot} of group {group} lost its mark')
 
 
 # -- reading ------------------------------------------------------------------

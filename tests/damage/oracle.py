@@ -19,14 +19,14 @@ class Oracle:
 
     def __init__(self, path):
         self._path = pathlib.Path(path)
-        self._images = {image_id: self._blocks_of(image_id)
+        self._images = {image_id: self.blocks_of(image_id)
                         for image_id in sorted(os.listdir(path / 'images'))}
         self._inodes = {os.stat(path / 'images' / i).st_ino: i
                         for i in self._images}
         self._groups = {f'groups/{number:08x}': self._parts(number)
                         for number in maintenance.groups(path)}
 
-    def _blocks_of(self, image_id):
+    def blocks_of(self, image_id):
         """Return all addresses that a recipe names."""
         data = (self._path / 'images' / image_id).read_bytes()
         blocks = set()

@@ -59,6 +59,8 @@ _FIRST = {
     'deleted': noise(20 * BLOCK, 'deleted') + noise(5 * BLOCK, 1),
     'merged': noise(6 * BLOCK, 'merged') + _TWIN,
     'replaced': noise(3 * BLOCK, 'first'),
+    # Its blocks have the mark nodedup; 'plain' has the same.
+    'copies': noise(9 * BLOCK, 1),
 }
 _LATER = {
     'later': noise(12 * BLOCK, 'later') + noise(3 * BLOCK, 1),
@@ -182,7 +184,7 @@ def build(top, codec='none'):
     with repositories.open_repository(path, **options(codec)) as repo:
         _note(repo)
         for image_id, data in _FIRST.items():
-            put(repo, image_id, data)
+            put(repo, image_id, data, dedup=image_id != 'copies')
         _make_volume(repo, _DEEDS)
         with maintainer_role.Maintainer(repo) as maintainer:
             run(maintainer, 'merge')

@@ -12,7 +12,6 @@ from tests.damage import oracle
 from tests.damage import server
 from tests.damage import template
 from tests.support import daemons
-from tests.support import repositories
 
 
 @pytest.fixture(scope='module')
@@ -86,9 +85,11 @@ def test_status_shows_the_damage(top, tmp_path):
     path = tmp_path / 'repository'
     template.copy(top / 'now', path)
     # A block that only one image has, and that has no spare copy.
-    file = repositories.group_path(path, 3)
-    at = file.read_bytes().index(template.IMAGES['later'][:64])
-    damages.flip(damages.Target(path, 'groups/00000003', top, top), at)
+    block = template.IMAGES['later'][:template.BLOCK]
+    (name, at), = ((f'groups/{file.name}', file.read_bytes().index(block))
+                   for file in (path / 'groups').iterdir()
+                   if block in file.read_bytes())
+    damages.flip(damages.Target(path, name, top, top), at)
     with daemons.running(path) as daemon:
         daemon.run('scrub')
         assert b'later' in daemon.request('GET', '/v1/status').body

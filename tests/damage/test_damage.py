@@ -297,6 +297,15 @@ def test_readers_everywhere(cases, name):
         cases.need(*case)
 
 
+def test_healing_copies(cases):
+    """A copy is healed by an ordinary block, and keeps its mark (I14)."""
+    number, slot = sorted(cases.oracle.blocks_of('copies'))[3]
+    group = repositories.Group(cases.now, number)
+    name = f'groups/{number:08x}'
+    for at in (group.entry_offset(slot) + 34, group.entry(slot)[2] + 100):
+        cases.need(name, 'flip', [at], 'scrub')
+
+
 # -- the catalog's contents ---------------------------------------------------
 
 def records(rng, number):
