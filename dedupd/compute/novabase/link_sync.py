@@ -35,8 +35,6 @@ INTERVAL = 60.0
 #: Seconds without an answer after which the keeper gives dedupd up.
 AWAY = 120.0
 
-Offers = dict[str, offered_images.Offer]
-
 
 class Keeper:
     """Keeps the offers, the links and the file. Used by one thread.

@@ -25,12 +25,6 @@ static const char *const names[GD_FEATURE_COUNT] = {
     [GD_FEATURE_NODEDUP] = "nodedup",
 };
 
-const char *
-gd_features_name(gd_feature feature)
-{
-    return names[feature];
-}
-
 gd_status
 gd_features_parse(const char *name, gd_feature *feature, gd_error *err)
 {

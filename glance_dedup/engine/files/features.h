@@ -22,9 +22,8 @@ typedef enum gd_feature {
 
 enum { GD_FEATURE_COUNT = 4 };
 
-/* The name of the feature's file in features/. */
-const char *gd_features_name(gd_feature feature);
-/* GD_INVALID: no feature of this program has the name. */
+/* Finds the feature whose file in features/ has this name.  GD_INVALID: no
+ * feature of this program has it. */
 gd_status gd_features_parse(const char *name, gd_feature *feature,
                             gd_error *err);
 

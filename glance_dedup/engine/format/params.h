@@ -13,7 +13,6 @@
 
 enum {
     GD_FORMAT_MAJOR = 1, /* of recipes and new groups */
-    GD_FORMAT_MINOR = 0,
     GD_GROUP_LISTS = 2, /* of groups whose segments may have lists */
     GD_GROUP_COLD = 3,  /* of cold groups; and the last that is known */
     GD_SLOTS_MIN = 64,

@@ -102,7 +102,6 @@ TEST(test_names)
 {
     gd_feature feature;
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
-        CHECK(strcmp(gd_features_name((gd_feature)i), names[i]) == 0);
         CHECK_INT(gd_features_parse(names[i], &feature, &x.err), GD_OK);
         CHECK_INT(feature, i);
     }
