@@ -292,6 +292,8 @@ class GlanceServer:
         kept = KEPT / f'glance-{metadata.version("glance")}.sqlite'
         if not kept.exists():
             self._run_migrations()
+            if not os.access(KEPT.parent, os.W_OK):
+                return              # a root that cannot change the tree
             KEPT.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=KEPT) as place:
                 shutil.copy(path, place)
