@@ -241,7 +241,8 @@ transaction_write_blocks(PyObject *object, PyObject *args)
         PyErr_NoMemory();
     } else if (lengths != NULL && gd_py_call_opened(object, &call)) {
         gd_status s = gd_transaction_write_blocks(
-            self->handle, data.buf, lengths, count, addresses, &call.err);
+            self->handle, data.buf, lengths, NULL, count, addresses,
+            &call.err);
         if (gd_py_end(&call, s)) {
             result = gd_py_pack_addresses(addresses, count);
         }

@@ -15,6 +15,9 @@ enum {
     WINDOW = 1 << 20, /* bytes stored at once */
     MIN_BLOCK = 512,
     WINDOW_BLOCKS = WINDOW / MIN_BLOCK,
+    TRIED = 256,     /* blocks that are compared in any case, and then all as long
+                      * as one of */
+    EQUAL_ONE_OF = 8, /* is equal */
 };
 
 /* ---- transactions ---- */
@@ -59,6 +62,7 @@ copy_unchanged(gd_transaction *transaction, const gd_part_source *source,
 /* ---- an edition ---- */
 
 typedef struct writer {
+    gd_edition_batch *batch;
     gd_transaction *transaction;
     gd_part_source source;
     const gd_overlay *overlay;
@@ -69,9 +73,6 @@ typedef struct writer {
     uint8_t *window;
     uint8_t *room; /* for a record */
     uint64_t at;   /* bytes of the part that are done: whole blocks */
-    uint64_t written;
-    uint64_t zero;
-    uint64_t skipped;
 } writer;
 
 static uint64_t
@@ -197,33 +198,99 @@ fill_window(writer *w, uint64_t end, gd_error *err)
     return s;
 }
 
+/* Notes the addresses of the whole blocks in a part of an extent. */
+static void
+note_old(const writer *w, const gd_extent_part *part, gd_address *old)
+{
+    const gd_extent *extent = part->extent;
+    if (extent->kind == GD_EXTENT_ZEROS || part->from % w->block != 0 ||
+        extent->length != (uint64_t)extent->blocks * w->block) {
+        return;
+    }
+    uint32_t slot = extent->slot + (uint32_t)(part->from / w->block);
+    for (uint64_t i = 0; i < part->length / w->block; i++) {
+        old[i] = (gd_address){extent->group, slot + (uint32_t)i};
+    }
+}
+
+/* Fills in where the blocks of the window up to `end` are in the part's source.
+ * Nothing depends on it: each address is verified. */
+static void
+find_old(const writer *w, uint64_t end, gd_address *old)
+{
+    const gd_part_source *source = &w->source;
+    gd_extent_cursor cursor;
+    gd_extent_part part;
+    gd_error ignored;
+    uint64_t from = source->from + w->at;
+    end = end < source->length ? end : source->length;
+    if (end <= w->at) {
+        return;
+    }
+    gd_extent_cursor_open(&cursor, &source->image->recipe, from, end - w->at);
+    while (cursor.offset < cursor.end) {
+        uint64_t at = cursor.offset - from;
+        if (gd_extent_cursor_next(&cursor, &part, &ignored) != GD_OK) {
+            return;
+        }
+        if (at % w->block == 0) {
+            note_old(w, &part, old + at / w->block);
+        }
+    }
+}
+
+/* Reading an entry for each block may cost as much as storing it.  So this ends
+ * for a batch whose blocks are mostly new. */
+static bool
+wants_old(const gd_edition_batch *batch, gd_dedup dedup)
+{
+    return dedup != GD_DEDUP_OFF &&
+           (batch->compared < TRIED ||
+            batch->equal * EQUAL_ONE_OF >= batch->compared);
+}
+
+static void
+count_window(writer *w, gd_dedup dedup, const uint32_t *lengths,
+             const gd_address *old, const gd_address *addresses, size_t count)
+{
+    gd_edition_batch *batch = w->batch;
+    for (size_t i = 0; i < count; i++) {
+        bool compared = old[i].group != 0;
+        bool equal = compared && old[i].group == addresses[i].group &&
+                     old[i].slot == addresses[i].slot;
+        batch->compared += compared;
+        batch->equal += equal;
+        if (addresses[i].group == 0) {
+            batch->zero += lengths[i];
+        } else if (dedup != GD_DEDUP_ALL && !equal) {
+            batch->skipped += lengths[i];
+        }
+        batch->written += lengths[i];
+    }
+}
+
 static gd_status
 store_window(writer *w, uint64_t end, gd_error *err)
 {
     gd_dedup dedup = choose_dedup(w, &end);
     gd_transaction_set_lookup_mode(w->transaction, dedup);
     uint32_t lengths[WINDOW_BLOCKS];
-    gd_address addresses[WINDOW_BLOCKS];
+    gd_address addresses[WINDOW_BLOCKS], old[WINDOW_BLOCKS];
     size_t count = 0;
-    gd_status s = fill_window(w, end, err);
     for (uint64_t at = w->at; at < end; at += w->block) {
         lengths[count++] = end - at < w->block ? (uint32_t)(end - at)
                                                : w->block;
     }
-    if (s == GD_OK) {
-        s = gd_transaction_write_blocks(w->transaction, w->window, lengths,
-                                        count, addresses, err);
+    memset(old, 0, count * sizeof *old);
+    if (wants_old(w->batch, dedup)) {
+        find_old(w, end, old);
     }
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        if (addresses[i].group == 0) {
-            w->zero += lengths[i];
-        } else if (dedup != GD_DEDUP_ALL) {
-            w->skipped += lengths[i];
-        }
-    }
-    w->written += end - w->at;
+    GD_TRY(fill_window(w, end, err));
+    GD_TRY(gd_transaction_write_blocks(w->transaction, w->window, lengths, old,
+                                       count, addresses, err));
+    count_window(w, dedup, lengths, old, addresses, count);
     w->at = end;
-    return s;
+    return GD_OK;
 }
 
 /* Appends the zeros of a piece without looking at bytes, whole blocks of it.
@@ -344,18 +411,15 @@ gd_edition_add(gd_edition_batch *batch, const gd_overlay *overlay,
     char id[GD_IMAGE_ID_MAX + 1];
     gd_volume_edition_id(head->volume_id, edition.part, edition.edition, id);
     GD_TRY(next_edition(batch, id, err));
-    writer w = {.transaction = batch->transaction,
+    writer w = {.batch = batch,
+                .transaction = batch->transaction,
                 .overlay = overlay,
                 .hints = batch->hints,
                 .start = edition.part * head->part_size,
                 .block = batch->parts->repo->params.block_size};
     w.length = head->size - w.start < head->part_size ? head->size - w.start
                                                       : head->part_size;
-    GD_TRY(run_writer(batch->parts, &w, edition.part, err));
-    batch->written += w.written;
-    batch->zero += w.zero;
-    batch->skipped += w.skipped;
-    return GD_OK;
+    return run_writer(batch->parts, &w, edition.part, err);
 }
 
 static void

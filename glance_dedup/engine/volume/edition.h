@@ -35,6 +35,7 @@ typedef struct gd_edition_batch {
     gd_edition_owner owner;
     struct gd_transaction *transaction; /* NULL: there is no edition yet */
     uint64_t written, zero, skipped;
+    uint64_t compared, equal; /* blocks, with those of the editions before */
 } gd_edition_batch;
 
 /* Adds an edition of a part: its bytes up to now, with the overlay's over them.

@@ -43,8 +43,8 @@ store_pieces(adding *a, pieces *p, gd_error *err)
         gd_dedup own = a->intake->dedup;
         gd_ingest_set_dedup(a->intake,
                             p->nodedup ? GD_DEDUP_OFF : GD_DEDUP_ALL);
-        s = gd_ingest_take_blocks(a->intake, a->buffer, p->lengths, p->count,
-                                  addresses, err);
+        s = gd_ingest_take_blocks(a->intake, a->buffer, p->lengths, NULL,
+                                  p->count, addresses, err);
         gd_ingest_set_dedup(a->intake, own);
     }
     if (s == GD_OK) {

@@ -105,6 +105,18 @@ store_block(gd_ingest *intake, gd_block *block, size_t *misses, gd_error *err)
                          err);
 }
 
+/* Keeps the addresses that the blocks came with where they are right.  An
+ * address that could not be verified is a miss. */
+static void
+verify_hinted(gd_ingest *intake)
+{
+    gd_error ignored;
+    gd_batch *b = &intake->batch;
+    if (b->hinted) {
+        (void)gd_lookup_verify(intake->lookup, b->blocks, b->count, &ignored);
+    }
+}
+
 /* *found: how many blocks are stored already. */
 static gd_status
 look_up_batch(gd_ingest *intake, size_t *found, gd_error *err)
@@ -118,6 +130,7 @@ look_up_batch(gd_ingest *intake, size_t *found, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
+    verify_hinted(intake);
     if (all || (intake->dedup == GD_DEDUP_PROBE &&
                 gd_lookup_probe(intake->lookup, b->blocks, b->count))) {
         gd_lookup_batch(intake->lookup, b->blocks, b->count, GD_COLD_LOADS);
@@ -478,13 +491,22 @@ spread_addresses(gd_ingest *intake, const uint8_t *data,
 
 gd_status
 gd_ingest_take_blocks(gd_ingest *intake, const uint8_t *data,
-                      const uint32_t *lengths, size_t count,
-                      gd_address *addresses, gd_error *err)
+                      const uint32_t *lengths, const gd_address *old,
+                      size_t count, gd_address *addresses, gd_error *err)
 {
     gd_status s = GD_OK;
     intake->addresses = addresses;
+    if (intake->dedup == GD_DEDUP_OFF || intake->repo->params.by_value) {
+        old = NULL; /* copies stay copies (I14); the fingerprint proves nothing
+                     * (I5) */
+    }
     for (size_t i = 0; s == GD_OK && i < count; i++) {
+        size_t before = intake->batch.count;
         take_block(intake, data, lengths[i], true);
+        if (old != NULL && old[i].group != 0 && intake->batch.count > before) {
+            intake->batch.blocks[before].address = old[i];
+            intake->batch.hinted = true;
+        }
         data += lengths[i];
         s = store_full(intake, false, err);
     }

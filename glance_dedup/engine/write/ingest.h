@@ -28,6 +28,7 @@ typedef struct gd_batch {
     gd_block *blocks;
     size_t count;
     bool borrows; /* some blocks are still in the caller's buffer */
+    bool hinted; /* some blocks have an address that is to be verified */
     uint64_t zeros_after;
     uint64_t zero_blocks;
     uint8_t *carry; /* the start of a block whose end has not come yet */
@@ -69,12 +70,14 @@ void gd_ingest_set_dedup(gd_ingest *intake, gd_dedup dedup);
 gd_status gd_ingest_take(gd_ingest *intake, const uint8_t *data,
                          size_t length, gd_error *err);
 /* Takes blocks that were cut already and lie one behind the other in data, and
- * stores them.  *addresses[i] is where a block is, or group 0 if it is all
- * zeros.
+ * stores them.  old[i] is where an equal block may be, or group 0; old may be
+ * NULL.  It is looked at before anything is looked up.  *addresses[i] is where a
+ * block is, or group 0 if it is all zeros.
  * REQUIRES: no block is empty or longer than the longest allowed; no block is
  * half taken; and no block waits. */
 gd_status gd_ingest_take_blocks(gd_ingest *intake, const uint8_t *data,
-                                const uint32_t *lengths, size_t count,
+                                const uint32_t *lengths,
+                                const gd_address *old, size_t count,
                                 gd_address *addresses, gd_error *err);
 /* Stores the blocks that wait, so that the next note in the recipe comes after
  * them. */

@@ -209,6 +209,9 @@ probe_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
 {
     bool missed = false;
     for (size_t i = 0; i < count; i++) {
+        if (lookup->compares == NULL && blocks[i].address.group != 0) {
+            continue;
+        }
         if (missed && i + AHEAD < count) {
             fetch_ahead(lookup, &blocks[i + AHEAD]);
         }

@@ -69,8 +69,9 @@ bool gd_lookup_probe(gd_lookup *lookup, gd_block *blocks, size_t count);
 /* Fills in the address of each block that is found, and group 0 for the
  * others.  Loads at most `loads` stores for this.  data may be NULL only where
  * fingerprints decide.
- * REQUIRES: where blocks are compared by value, the address is group 0 or was
- * just filled in by gd_lookup_compare. */
+ * REQUIRES: the address is group 0, or it was just filled in by
+ * gd_lookup_compare, where blocks are compared by value, or by
+ * gd_lookup_verify, elsewhere. */
 void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
                      unsigned loads);
 /* Reads the groups to check each block's address: it must be that of a

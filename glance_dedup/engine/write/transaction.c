@@ -446,14 +446,14 @@ require_lengths(const gd_transaction *transaction, const uint32_t *lengths,
 
 gd_status
 gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
-                            const uint32_t *lengths, size_t count,
-                            gd_address *addresses, gd_error *err)
+                            const uint32_t *lengths, const gd_address *old,
+                            size_t count, gd_address *addresses, gd_error *err)
 {
     GD_TRY(start_blocks(transaction, err));
     GD_TRY(require_lengths(transaction, lengths, count, err));
     transaction->intake.told = true;
     gd_status s = gd_ingest_take_blocks(&transaction->intake, data, lengths,
-                                        count, addresses, err);
+                                        old, count, addresses, err);
     return end_step(transaction, s);
 }
 

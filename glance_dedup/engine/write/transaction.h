@@ -73,13 +73,16 @@ gd_status gd_transaction_add(gd_transaction *transaction,
                              const gd_address *addresses, size_t count,
                              gd_error *err);
 /* Appends blocks that were cut elsewhere and lie one behind the other in data;
- * they are not cut again.  *addresses[i] is each block's address, or group 0 if
+ * they are not cut again.  old[i] is where an equal block may be, which is
+ * verified before the block is looked up, or group 0; old may be NULL.
+ * *addresses[i] is each block's address, or group 0 if
  * it is all zeros.  The block can be read there after gd_transaction_sync.
  * GD_INVALID for a block that is empty or longer than the longest allowed, and
  * after a write that ended within a block. */
 gd_status gd_transaction_write_blocks(gd_transaction *transaction,
                                       const uint8_t *data,
-                                      const uint32_t *lengths, size_t count,
+                                      const uint32_t *lengths,
+                                      const gd_address *old, size_t count,
                                       gd_address *addresses, gd_error *err);
 /* Appends the bytes [from, to) of a stored image, as far as possible by the
  * addresses of its blocks (addruns.h).  *stored is how many bytes had to be

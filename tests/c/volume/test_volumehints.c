@@ -144,6 +144,75 @@ TEST_WITH(test_no_dedup_of_what_is_found, setup(), teardown())
     CHECK_INT(count_marked(), PART / BLOCK + 1);
 }
 
+/* ---- the edition before ---- */
+
+/* Writes the bytes that are there again, with some changed blocks among them,
+ * and a run that is not aligned.  No index knows them. */
+TEST_WITH(test_equal_bytes_again, setup(), teardown())
+{
+    open_it(false);
+    fill_random(model, 2 * PART, 1);
+    store(0, 2 * PART);
+    gd_volume_counters first = checkpoint();
+    CHECK_INT(first.unique, 2 * PART);
+    for (uint64_t at = 0; at < PART; at += 16 * BLOCK) {
+        model[at + 5 * BLOCK + 1]++;
+    }
+    memset(model + 9 * BLOCK, 0, BLOCK);
+    store(100, PART + BLOCK);
+    gd_volume_counters c = checkpoint();
+    CHECK_INT(c.unique - first.unique, 16 * BLOCK);
+    CHECK_INT(c.zero, BLOCK);
+    CHECK_INT(c.duplicate, PART + 2 * BLOCK - 17 * BLOCK);
+}
+
+/* The blocks before are in another order, so each address is wrong. */
+TEST_WITH(test_other_bytes_in_place, setup(), teardown())
+{
+    open_it(false);
+    fill_random(model, PART, 1);
+    store(0, PART);
+    checkpoint();
+    memcpy(model + PART, model, BLOCK);
+    memmove(model, model + BLOCK, PART);
+    memset(model + PART, 0, BLOCK);
+    store(0, PART);
+    gd_volume_counters c = checkpoint();
+    CHECK_INT(c.unique, 2 * PART);
+    CHECK_INT(c.duplicate, 0);
+}
+
+/* Where most blocks are new, the rest is not compared. */
+TEST_WITH(test_mostly_other_bytes, setup(), teardown())
+{
+    open_it(false);
+    fill_random(model, 2 * PART, 1);
+    store(0, 2 * PART);
+    checkpoint();
+    fill_random(model, PART, 2);
+    store(0, 2 * PART);
+    CHECK_INT(checkpoint().unique, 4 * PART);
+    store(PART, PART);
+    CHECK_INT(checkpoint().duplicate, PART);
+}
+
+/* I14: blocks with the mark are stored again, and others are not found for one
+ * that is to have it. */
+TEST_WITH(test_marks_of_the_edition_before, setup(), teardown())
+{
+    open_it(false);
+    fill_random(model, PART, 1);
+    store(0, PART);
+    checkpoint();
+    gd_volume_set_dedup(volume, false);
+    store(0, PART);
+    CHECK_INT(checkpoint().unique, 2 * PART);
+    CHECK_INT(count_marked(), PART / BLOCK);
+    gd_volume_set_dedup(volume, true);
+    store(0, PART);
+    CHECK_INT(checkpoint().unique, 3 * PART);
+}
+
 /* ---- the mark nodedup ---- */
 
 /* Stores the model's first two parts, runs of blocks with and without the
@@ -166,7 +235,7 @@ store_template(void)
                                                         ? GD_DEDUP_OFF
                                                         : GD_DEDUP_ALL);
         CHECK_INT(gd_transaction_write_blocks(transaction, model + i * BLOCK,
-                                              lengths, n, addresses,
+                                              lengths, NULL, n, addresses,
                                               &the_scratch.err), GD_OK);
     }
     CHECK_INT(gd_transaction_commit(transaction, &header, &linked,

@@ -163,8 +163,8 @@ receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
         s = gd_transaction_add(transaction, &fp, &length, &address, 1,
                                &w->x.err);
     } else if (s == GD_OK) {
-        s = gd_transaction_write_blocks(transaction, block, &length, 1,
-                                        &address, &w->x.err);
+        s = gd_transaction_write_blocks(transaction, block, &length, NULL,
+                                        1, &address, &w->x.err);
     }
     size_t n = k->count++;
     k->fps[n] = fp;

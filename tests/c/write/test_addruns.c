@@ -229,7 +229,7 @@ check_marks(gd_dedup dedup)
                                                         : GD_DEDUP_ALL);
         CHECK_INT(gd_transaction_write_blocks(transaction,
                                               source_data + i * BLOCK, lengths,
-                                              n, addresses, &the_scratch.err),
+                                              NULL, n, addresses, &the_scratch.err),
                   GD_OK);
         i += n;
     }

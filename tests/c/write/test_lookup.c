@@ -79,15 +79,14 @@ store(const char *image_id, size_t first, size_t end)
     }
 }
 
-/* Takes the blocks [first, end) of data, with a meaningless address. */
+/* Takes the blocks [first, end) of data. */
 static void
 take_blocks(size_t first, size_t end)
 {
     for (size_t i = first; i < end; i++) {
         gd_block *block = &t.blocks[i];
         *block = (gd_block){.data = t.data + i * BLOCK,
-                            .length = BLOCK,
-                            .address = {7, 7}};
+                            .length = BLOCK};
         CHECK_INT(gd_hasher_compute(t.hasher, &gd_global_scope, block->data,
                                     BLOCK, &block->fingerprint, NULL), GD_OK);
     }

@@ -188,7 +188,7 @@ TEST_WITH(test_credit, setup_pull(false), transaction_teardown())
     describe(&p, data, sizeof data);
     gd_transaction *transaction = begin_image("a");
     CHECK_INT(gd_transaction_write_blocks(transaction, data, p.lengths,
-                                          BLOCKS - 1, p.addresses,
+                                          NULL, BLOCKS - 1, p.addresses,
                                           &the_scratch.err), GD_OK);
     CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     gd_transaction_count(transaction, &new_bytes, &stored_bytes);
