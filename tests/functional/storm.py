@@ -12,6 +12,7 @@ upload it is known whether it must exist, must not, or may.
 import bisect
 import collections
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -27,6 +28,7 @@ import traceback
 from glance_dedup.base import exceptions
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
+from tests.functional import volume_storm
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
 
@@ -72,6 +74,7 @@ UPLOADER = {'put': 9, 'abort': 1, 'pause': 6}
 DELETER = {'delete': 1, 'pause': 2}
 READER = {'read': 40, 'read_served': 40, 'read_by_command': 1, 'hold': 10,
           'read_held': 10, 'pause': 20}
+OWNER = {'own': 1, 'pause': 3}
 
 
 class Worker:
@@ -81,17 +84,19 @@ class Worker:
     :param steps: what it does
     :param ids: how many image ids there are
     :param socket: the daemon's, for `read_served`
+    :param host: the host's name, for `own`
     :param options: of the repository
     """
 
     def __init__(self, path, log, name, deadline, steps=MIXED, ids=12,
-                 socket=None, **options):
+                 socket=None, host='', **options):
         self.log = open(log, 'a')
         self.path = path
         self.name = name
         self.deadline = deadline
         self.steps = steps
         self.ids = ids
+        self.host = host
         self.client = (None if socket is None
                        else daemon_client.Client(f'unix:{socket}'))
         self.rng = random.Random(name)
@@ -198,6 +203,11 @@ class Worker:
     def hold(self, image_id, number):
         self.held.append((image_id, self.repo.open_image(image_id)))
 
+    def own(self, image_id, number):
+        volume_storm.own(self.repo, self.host, number, self.rng,
+                         functools.partial(self.tell, op='volume'),
+                         self.deadline)
+
     def read_held(self, image_id, number):
         if self.held:
             image_id, image = self.held.popleft()
@@ -278,6 +288,8 @@ def read_logs(logs, uploads=None, may_fail=(), until=math.inf):
                 assert words.partition(':')[0].rpartition('.')[2] in (
                     may_fail), event['failure']
                 continue
+            if event['op'] == 'volume':
+                continue                # volume_storm judges it
             if event['phase'] != 'begin' and event['time'] >= until:
                 continue
             if event['phase'] == 'begin':

@@ -630,6 +630,7 @@ class Cluster(soak_run.Soak):
     def __init__(self, directory, hosts, seed):
         self.hosts = hosts
         self.places = {}                # of workers: the host's number
+        self.lives = [0, 0]             # how often each host was killed
         maintenance.create(hosts[0].root)
         path = directory / 'repository'
         path.symlink_to(hosts[0].root / 'repository')
@@ -637,6 +638,9 @@ class Cluster(soak_run.Soak):
 
     def path_on(self, number):
         return self.hosts[number].root / 'repository'
+
+    def life_of(self, number):
+        return f'{number}.{self.lives[number]}'
 
     # -- processes ---------------------------------------------------------
 
@@ -679,6 +683,7 @@ class Cluster(soak_run.Soak):
                'path': str(self.path_on(number)), 'steps': steps,
                'ids': soak_run.IMAGES,
                'socket': self.daemon_of(number).socket,
+               'host': self.life_of(number),
                'filter_dir': str(self.hosts[number].filters)}
         self.logs['storm'].append(log)
         process = subprocess.Popen(
@@ -701,28 +706,36 @@ class Cluster(soak_run.Soak):
         number = self.rng.randrange(2)
         self.note(f'kill host {number}')
         host, daemon = self.hosts[number], self.daemon_of(number)
-        server = self.servers[number]
+        servers = self.servers[number:number + 1]
         workers = [process for process in self.running
                    if self.places.get(process) == number]
         # No process may notice that the file system ends first.
-        processes.stop_group(server.pid)
+        for server in servers:
+            processes.stop_group(server.pid)
         processes.stop(daemon.process.pid,
                        *(process.pid for process in workers))
         host.process.kill()
-        server.kill()
+        for server in servers:
+            server.kill()
         daemon.kill()
         steps = []
         for process in workers:
             steps.append(self.running.pop(process)[0])
             process.kill()
             process.wait(LIMIT)
-        host.restart()
+        self.restart_host(number)
         self.kills['host'] += 1
         daemon.start(wait=False)
         for kind in steps:
             self.start_worker_on(number, kind)
-        self.starting = [threading.Thread(target=server.start)]
-        self.starting[0].start()
+        self.starting = [threading.Thread(target=server.start)
+                         for server in servers]
+        for thread in self.starting:
+            thread.start()
+
+    def restart_host(self, number):
+        self.hosts[number].restart()
+        self.lives[number] += 1
 
     # -- rounds ------------------------------------------------------------
 
