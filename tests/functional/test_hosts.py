@@ -340,6 +340,23 @@ def test_n13_1_images_are_whole_though_pages_stay(watched):
     repositories.require_clean(watched[0].seen / 'repository')
 
 
+def test_n13_3_copies_are_whole_though_pages_stay(watched):
+    """A host that has an old page of entries copies what another stored."""
+    contents = {}
+    with opened(*watched) as repos:
+        for i in range(8):
+            for host in watched:
+                host.watcher.wait_for_round()
+            here, there = repos[i % 2], repos[(i + 1) % 2]
+            content = maintenance.content(i, blocks=3)
+            repositories.put(here, f'image-{i}', content)
+            with there.open_image(f'image-{i}') as source:
+                there.copy(source, f'copy-{i}', 'p', scope='project')
+            contents |= {f'image-{i}': content, f'copy-{i}': content}
+            maintenance.require_contents(there, contents)
+    repositories.require_clean(watched[0].seen / 'repository')
+
+
 def collect(repo, live_share=100):
     pace = pacing.Pace()
     with maintenance.maintaining(repo, wait=10) as maintainer:

@@ -96,7 +96,8 @@ class Storm(test_hosts.Cluster):
              path, 'repository', 'check'], cwd=daemons.ROOT,
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=test_hosts.LIMIT)
-        assert done.returncode == 0, (number, done.stdout, done.stderr)
+        assert done.returncode == 0, (
+            f'host {number}: {done.stdout}{done.stderr}')
         return contents, left
 
     def own_volume(self, number, repo):

@@ -112,16 +112,31 @@ share_block(adding *a, gd_address address, const gd_entry *entry, gd_error *err)
                                entry->plain_length, err);
 }
 
+/* Reads the entries of an extent; again, if another host may have changed them
+ * since they came into the page cache (N13.3). */
+static gd_status
+read_entries(adding *a, const gd_extent *extent, gd_error *err)
+{
+    gd_group *group;
+    gd_status s = gd_plan_extent(&a->plan, extent, &group, err);
+    if (s == GD_CORRUPT || s == GD_IO) {
+        gd_plan_clear(&a->plan);
+        a->plan.fresh = true;
+        s = gd_plan_extent(&a->plan, extent, &group, err);
+        a->plan.fresh = false;
+    }
+    return s;
+}
+
 /* Adds the blocks of an extent that lie in the range, or what of them does. */
 static gd_status
 add_blocks(adding *a, const gd_extent *extent, gd_range range, bool share,
            gd_error *err)
 {
-    gd_group *group;
     pieces p = {.count = 0};
     uint64_t end = range.offset + range.length;
     uint64_t at = extent->offset; /* of the block, in the source */
-    gd_status s = gd_plan_extent(&a->plan, extent, &group, err);
+    gd_status s = read_entries(a, extent, err);
     for (uint32_t i = 0; s == GD_OK && i < extent->blocks && at < end; i++) {
         const gd_entry *entry = &a->plan.entries[i];
         uint64_t from = at > range.offset ? at : range.offset;
