@@ -104,13 +104,25 @@ def _open_renewed(name: str, directory: int) -> tuple[int, bool]:
     except OSError as e:
         if e.errno != errno.ESTALE:
             raise
-    # A host that opens the directory requests the names in it.
-    os.close(os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
-                     dir_fd=directory))
+    renew_names(directory)
     return _open(name, directory)
 
 
+def renew_names(directory: int) -> None:
+    """Forget names that another host may have changed.
+
+    A host may remember names for a minute, also those that are missing. One
+    that opens the directory requests them.
+    """
+    os.close(os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
+                     dir_fd=directory))
+
+
 def _open_any(names: tuple[str, ...], directory: int) -> tuple[int, bool]:
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            return _open_renewed(name, directory)
+    renew_names(directory)
     for name in names[:-1]:
         with contextlib.suppress(FileNotFoundError):
             return _open_renewed(name, directory)

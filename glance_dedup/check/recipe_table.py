@@ -324,7 +324,7 @@ class Recipes:
 
     def identity_of(self, owner: Owner) -> Identity | None:
         """The identity of the file that has the owner's name now."""
-        status = self._directories.status_of(owner.directory, owner.name)
+        status = self._directories.status_now(owner.directory, owner.name)
         return None if status is None else files.identity(status)
 
     def is_stale(self, owner: Owner) -> bool:

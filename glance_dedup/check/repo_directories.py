@@ -245,6 +245,12 @@ class Directories:
                                follow_symlinks=False)
         return None
 
+    def status_now(self, directory: str, name: str) -> os.stat_result | None:
+        """Return the status of the file that has this name on all hosts."""
+        with contextlib.suppress(OSError):
+            files.renew_names(self[directory])
+        return self.status_of(directory, name)
+
     def check_mode(self, status: os.stat_result, file: str, mode: int
                    ) -> None:
         """Report a wrong mode or owner.

@@ -76,7 +76,7 @@ def _check_recipe(directories: repo_directories.Directories,
             recipes.counts_unknown()
         return None
     if 'images' in directories:
-        image = directories.status_of('images', header.image_id)
+        image = directories.status_now('images', header.image_id)
         if image is not None and files.identity(image) == owner.identity:
             return None     # committed after the listing was taken
     directories.findings.figures['metadata_bytes'] += header.file_size

@@ -314,7 +314,7 @@ class Volumes:
 
     def exists(self, recipe: str) -> bool:
         """Return whether a recipe is there now."""
-        return ('images' in self.directories and self.directories.status_of(
+        return ('images' in self.directories and self.directories.status_now(
             'images', recipe) is not None)
 
     def check(self) -> None:
@@ -389,7 +389,7 @@ class Volumes:
 
     def _is_renamed(self, name: str | None) -> bool:
         """Return whether a volume has lost its name since it was read."""
-        return name is not None and self.directories.status_of(
+        return name is not None and self.directories.status_now(
             'volumes', name) is None
 
     def _check_names(self, name: str, fd: int) -> int:

@@ -31,6 +31,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
 from glance_dedup.base import pacing
+from glance_dedup.check import checker
 from glance_dedup.check import files
 from tests.functional import soak_run
 from tests.functional import storm
@@ -363,6 +364,26 @@ def collect(repo, live_share=100):
         accounting.run_once(maintainer, pace)
         return collector.run_once(maintainer, pace, evacuate_share=0,
                                   live_share=live_share)
+
+
+def test_a_check_while_another_host_replaces_an_image(both, monkeypatch):
+    """No image is damaged because this host remembers its old recipe."""
+    judge = checker._Checker.check_groups
+    freed = []
+    with opened(*both) as (here, _):
+        for i in range(2):
+            repositories.put(here, f'image-{i}', maintenance.content(i))
+
+        def replace_and_judge(*args):
+            here.delete('image-1')
+            repositories.put(here, 'image-1', maintenance.content(2))
+            freed.append(collect(here).freed_blocks)
+            judge(*args)
+
+        monkeypatch.setattr(checker._Checker, 'check_groups',
+                            replace_and_judge)
+        repositories.require_clean(shared(both[1]))
+    assert freed == [10]
 
 
 @pytest.mark.parametrize('live_share', [0, 100])
