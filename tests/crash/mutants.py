@@ -768,8 +768,9 @@ MUTANTS = (
     Mutant(
         'former-owner-stores', 'V6', (
             Edit(_CHECKPOINT,
-                 '    GD_TRY(gd_volume_confirm_owner(volume, err));\n',
-                 ''),),
+                 '    GD_TRY(gd_volume_confirm_owner(volume, err));\n'
+                 '    gd_edition_hints *hints',
+                 '    gd_edition_hints *hints'),),
         tests=_VOLUME_TESTS, why_not='it takes an owner that was cut off'),
     Mutant(
         'edition-of-the-next-owner-deleted', 'V6', (

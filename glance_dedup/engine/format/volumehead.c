@@ -42,7 +42,8 @@ enum {
     F(NUMBER, 456, 8, counters.overwritten)                                   \
     F(NUMBER, 464, 8, counters.skipped)                                       \
     F(NUMBER, 472, 8, counters.prefetches)                                    \
-    F(NUMBER, 480, 8, counters.prefetched)
+    F(NUMBER, 480, 8, counters.prefetched)                                    \
+    F(NUMBER, 520, 8, before_durable)
 
 static const gd_sealed layout = {
     GD_VOLUME_HEAD, "GDVOLJ\0", 1, "volume's journal"};
@@ -75,6 +76,7 @@ in_bounds(const gd_volume_head *head)
     static const uint8_t zeros[GD_ID_SIZE];
     return head->journal >= 1 && head->needed >= 1 &&
            head->needed <= head->journal &&
+           head->before_durable <= head->before &&
            memcmp(head->volume_id, zeros, GD_ID_SIZE) != 0 &&
            gd_volume_head_size_allowed(head->size) &&
            gd_volume_head_part_size_allowed(head->part_size) &&

@@ -51,7 +51,8 @@ typedef struct gd_volume_mark {
 typedef struct gd_volume_head {
     uint32_t journal; /* its number */
     uint32_t needed;  /* the first journal that is still needed (V8) */
-    uint64_t before;  /* where the records of the journal before this end */
+    uint64_t before;  /* where the records of the journal before this end, */
+    uint64_t before_durable; /* and up to where they were durable then (V11) */
     uint8_t repository_id[GD_ID_SIZE];
     uint8_t volume_id[GD_ID_SIZE];
     gd_scope scope;

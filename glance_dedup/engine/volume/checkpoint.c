@@ -147,8 +147,9 @@ append_note(gd_volume *volume, gd_record note, gd_error *err)
 }
 
 /* The marks go into the active journal, and behind them that the frozen ones
- * are stored, durably (V7, V8).  If this fails, it is tried again with the same
- * editions: a mark may be there already. */
+ * are stored, durably (V7, V8).  So the frozen ones are not synced any more
+ * (V11).  If this fails, it is tried again with the same editions: a mark may be
+ * there already. */
 static gd_status
 append_marks(gd_volume *volume, gd_error *err)
 {
@@ -165,6 +166,7 @@ append_marks(gd_volume *volume, gd_error *err)
         s = append_note(volume, (gd_record){.kind = GD_RECORD_STORED}, err);
     }
     if (s == GD_OK) {
+        volume->unsynced = NULL;
         s = gd_volume_sync(volume, err);
     }
     pthread_mutex_unlock(&volume->mutex);
@@ -192,55 +194,6 @@ delete_old(gd_volume *volume)
         }
     }
     volume->made_count = 0;
-}
-
-/* Has the next journal written over the file of this one, if nobody reads it, and
- * there is room for a file that holds nothing (V10).  False: it is not to be
- * had.
- * REQUIRES: the mutex. */
-static bool
-recycle(gd_volume *volume, gd_journal *journal)
-{
-    if (!journal->made || journal->users > 1 || volume->spare != NULL ||
-        gd_repo_require_room_to_spare(volume->repo, GD_JOURNAL_MAX_SPARE,
-                                      NULL) != GD_OK ||
-        !gd_journal_retire(journal, volume->name)) {
-        return false;
-    }
-    volume->spare = journal;
-    return true;
-}
-
-/* The frozen journals are in marked editions now. */
-static void
-drop_frozen(gd_volume *volume)
-{
-    gd_repo *repo = volume->repo;
-    for (size_t i = 0; i < volume->made_count; i++) {
-        gd_parts_set(&volume->parts, volume->made[i].part,
-                     volume->made[i].edition);
-    }
-    pthread_mutex_lock(&volume->mutex);
-    for (size_t i = 0; i < volume->frozen_count; i++) {
-        gd_journal *journal = volume->frozen[i];
-        if (recycle(volume, journal)) {
-            continue;
-        }
-        if (journal->made && journal->users == 1) {
-            gd_journal_remove(journal);
-        } else {
-            (void)gd_volume_unlink_journal(repo->env, repo->root,
-                                           volume->name, journal->number,
-                                           NULL);
-            gd_volume_release_journal(journal);
-        }
-    }
-    volume->head.counters.checkpoints++;
-    volume->frozen_count = 0;
-    gd_overlay_clear(&volume->stale);
-    volume->recovered = false;
-    pthread_cond_broadcast(&volume->changed);
-    pthread_mutex_unlock(&volume->mutex);
 }
 
 static void
@@ -273,24 +226,58 @@ commit_frozen(gd_volume *volume, gd_error *err)
     return s;
 }
 
+/* The parts have the editions that were made. */
+static void
+set_parts(gd_volume *volume)
+{
+    for (size_t i = 0; i < volume->made_count; i++) {
+        gd_parts_set(&volume->parts, volume->made[i].part,
+                     volume->made[i].edition);
+    }
+}
+
+/* Begins a journal whose head differs only in marks and counters. */
+static gd_status
+rotate(gd_volume *volume, gd_volume_fate fate, gd_error *err)
+{
+    gd_volume_head head;
+    gd_volume_copy_head(volume, &head);
+    const gd_volume_change same = {.size = head.size,
+                                   .base_size = head.base_size,
+                                   .state = head.state};
+    return gd_volume_rotate(volume, &same, fate, err);
+}
+
+/* Marks the editions that were made, durably, and drops the frozen journals. */
+static gd_status
+replace_frozen(gd_volume *volume, bool go_on, gd_error *err)
+{
+    pthread_mutex_lock(&volume->mutex);
+    bool much = gd_volume_unsynced_bytes(volume->active) > GD_VOLUME_LITTLE;
+    pthread_mutex_unlock(&volume->mutex);
+    if (go_on && much) {
+        set_parts(volume); /* the new head has their marks */
+        return rotate(volume, GD_REPLACE, err);
+    }
+    GD_TRY(append_marks(volume, err));
+    GD_TRY(gd_volume_confirm_owner(volume, err));
+    set_parts(volume);
+    pthread_mutex_lock(&volume->mutex);
+    gd_volume_drop_frozen(volume);
+    pthread_mutex_unlock(&volume->mutex);
+    return GD_OK;
+}
+
 gd_status
-gd_volume_store_frozen(gd_volume *volume, gd_error *err)
+gd_volume_store_frozen(gd_volume *volume, bool go_on, gd_error *err)
 {
     if (volume->frozen_count == 0) {
         return GD_OK;
     }
-    gd_status s = commit_frozen(volume, err);
-    if (s == GD_OK) {
-        s = append_marks(volume, err);
-    }
-    if (s == GD_OK) {
-        s = gd_volume_confirm_owner(volume, err);
-    }
-    if (s == GD_OK) {
-        drop_frozen(volume);
-        delete_old(volume);
-    }
-    return s;
+    GD_TRY(commit_frozen(volume, err));
+    GD_TRY(replace_frozen(volume, go_on, err));
+    delete_old(volume);
+    return GD_OK;
 }
 
 /* ---- checkpoints ---- */
@@ -311,35 +298,34 @@ gd_volume_make_writable(gd_volume *volume, gd_error *err)
     return GD_OK;
 }
 
-/* Begins a journal whose head differs only in marks and counters. */
-static gd_status
-rotate(gd_volume *volume, gd_error *err)
+/* Returns whether the journals up to the one of this number have records that
+ * are not stored. */
+static bool
+has_records(gd_volume *volume, uint32_t number)
 {
-    gd_volume_head head;
-    gd_volume_copy_head(volume, &head);
-    const gd_volume_change same = {.size = head.size,
-                                   .base_size = head.base_size,
-                                   .state = head.state};
-    return gd_volume_rotate(volume, &same, false, err);
+    pthread_mutex_lock(&volume->mutex);
+    const gd_journal *active = volume->active;
+    bool has = (volume->frozen_count > 0 &&
+                volume->frozen[0]->number <= number) ||
+               (active->number <= number && active->records > 0);
+    pthread_mutex_unlock(&volume->mutex);
+    return has;
 }
 
 gd_status
 gd_volume_store_all(gd_volume *volume, gd_error *err)
 {
-    gd_status s = gd_volume_make_writable(volume, err);
-    if (s == GD_OK) {
-        s = gd_volume_store_frozen(volume, err);
-    }
+    GD_TRY(gd_volume_make_writable(volume, err));
     pthread_mutex_lock(&volume->mutex);
-    bool more = volume->active->records > 0;
+    uint32_t last = volume->active->number;
     pthread_mutex_unlock(&volume->mutex);
-    if (s == GD_OK && more) {
-        s = rotate(volume, err);
-        if (s == GD_OK) {
-            s = gd_volume_store_frozen(volume, err);
+    while (has_records(volume, last)) {
+        if (volume->frozen_count == 0) {
+            GD_TRY(rotate(volume, GD_FREEZE, err));
         }
+        GD_TRY(gd_volume_store_frozen(volume, true, err));
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status
@@ -363,9 +349,9 @@ gd_volume_final_checkpoint(gd_volume *volume, gd_error *err)
         s = gd_volume_read_head(volume->repo, volume->name, &stored, err);
     }
     gd_volume_copy_head(volume, &now);
-    if (s == GD_OK && memcmp(&stored.counters, &now.counters,
-                             sizeof now.counters) != 0) {
-        s = rotate(volume, err);
+    if (s == GD_OK && volume->frozen_count == 0 &&
+        memcmp(&stored.counters, &now.counters, sizeof now.counters) != 0) {
+        s = rotate(volume, GD_FREEZE, err);
     }
     pthread_mutex_unlock(&volume->checkpointing);
     return s;

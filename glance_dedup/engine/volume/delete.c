@@ -21,7 +21,7 @@ begin_deleting(gd_repo *repo, const char *name, gd_volume_head *head,
     }
     head->journal++;
     head->needed = head->journal;
-    head->before = 0;
+    head->before = head->before_durable = 0;
     head->base_size = 0;
     head->marks = 0;
     head->state = GD_VOLUME_DELETING;

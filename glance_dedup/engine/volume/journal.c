@@ -136,13 +136,20 @@ fill_new(gd_volume_head *head, const gd_volume_mark *marks,
     return write_head(env, journal->fd, journal->new_name, head, marks, err);
 }
 
+void
+gd_journal_forget(gd_journal *journal)
+{
+    journal->durable = journal->reached = journal->end = journal->start;
+    journal->sequence = journal->records = 0;
+}
+
 static void
 begin_fields(gd_journal *journal, const gd_volume_head *head)
 {
     journal->seed = head->seed;
     journal->size = head->size;
     journal->start = gd_volume_head_records_start(head->marks);
-    journal->durable = journal->reached = journal->end = journal->start;
+    gd_journal_forget(journal);
 }
 
 static gd_journal *
@@ -567,21 +574,22 @@ look(scanner *scan, uint64_t at, gd_record *record, bool *valid,
     return GD_OK;
 }
 
-static gd_status
-lost(const gd_journal *journal, uint64_t at, gd_error *err)
+gd_status
+gd_journal_lost(const gd_journal *journal, gd_error *err)
 {
     return gd_fail(err, GD_CORRUPT,
                    "%s: the record at offset %llu is damaged; what was "
                    "written from there on is lost, though it was acknowledged",
-                   journal->name, (unsigned long long)at);
+                   journal->name, (unsigned long long)journal->end);
 }
 
-/* Returns GD_CORRUPT if a record behind `end` proves that the bytes at `end`
- * were durable (V5). */
+/* Returns GD_CORRUPT if a record behind the end proves that the bytes there were
+ * durable (V5). */
 static gd_status
-look_behind(scanner *scan, uint64_t end, gd_error *err)
+look_behind(scanner *scan, gd_error *err)
 {
     gd_record record;
+    uint64_t end = scan->journal->end;
     for (uint64_t at = end + GD_RECORD_ALIGN;
          at + GD_RECORD_HEAD <= scan->limit; at += GD_RECORD_ALIGN) {
         GD_TRY(load(scan, at, GD_RECORD_HEAD, err));
@@ -589,7 +597,7 @@ look_behind(scanner *scan, uint64_t end, gd_error *err)
                              scan->journal->seed, scan->journal->size,
                              &record) &&
             record.durable > end && record.durable <= at) {
-            GD_TRY(lost(scan->journal, end, err));
+            return gd_journal_lost(scan->journal, err);
         }
     }
     return GD_OK;
@@ -611,8 +619,8 @@ require_record_at_proven(scanner *scan, gd_error *err)
 }
 
 static gd_status
-scan_records(scanner *scan, uint64_t before, gd_journal_visitor *visit,
-             void *arg, gd_error *err)
+scan_records(scanner *scan, uint64_t before, uint64_t durable,
+             gd_journal_visitor *visit, void *arg, gd_error *err)
 {
     gd_journal *journal = scan->journal;
     gd_record record;
@@ -635,17 +643,17 @@ scan_records(scanner *scan, uint64_t before, gd_journal_visitor *visit,
     if (s == GD_OK) {
         s = require_record_at_proven(scan, err);
     }
-    if (s != GD_OK) {
+    if (s != GD_OK || journal->end == before) {
         return s;
     }
-    if (before != 0) {
-        return journal->end == before ? GD_OK : lost(journal, journal->end, err);
-    }
-    return look_behind(scan, journal->end, err);
+    /* `before` is a place where a record ends. */
+    return journal->end < durable || (before != 0 && journal->end > before)
+               ? gd_journal_lost(journal, err)
+               : look_behind(scan, err);
 }
 
 gd_status
-gd_journal_scan(gd_journal *journal, uint64_t before,
+gd_journal_scan(gd_journal *journal, uint64_t before, uint64_t durable,
                 gd_journal_visitor *visit, void *arg, gd_error *err)
 {
     const gd_env *env = journal->env;
@@ -659,7 +667,7 @@ gd_journal_scan(gd_journal *journal, uint64_t before,
                     .limit = (uint64_t)st.st_size};
     gd_status s = scan.window == NULL
                       ? GD_NOMEM
-                      : scan_records(&scan, before, visit, arg, err);
+                      : scan_records(&scan, before, durable, visit, arg, err);
     env->release(env, scan.window);
     return s;
 }

@@ -117,12 +117,18 @@ uint64_t gd_journal_wants_ahead(const gd_journal *journal);
 gd_status gd_journal_sync(const gd_journal *journal, gd_error *err);
 
 /* Reads all records in order, up to the first that is not valid, or up to
- * `before` if that is not 0, where the last must end (V5).  visit gets each
- * record and its place.  Then the journal's fields have its end. */
+ * `before` if that is not 0.  visit gets each record and its place.  Then the
+ * journal's fields have its end.  GD_CORRUPT if bytes are lost that were durable
+ * (V5): those up to `durable` were. */
 typedef gd_status gd_journal_visitor(void *arg, const gd_record *record,
                                      uint64_t at, gd_error *err);
 gd_status gd_journal_scan(gd_journal *journal, uint64_t before,
-                          gd_journal_visitor *visit, void *arg, gd_error *err);
+                          uint64_t durable, gd_journal_visitor *visit,
+                          void *arg, gd_error *err);
+/* Returns GD_CORRUPT: the end that a scan found is a loss (V5). */
+gd_status gd_journal_lost(const gd_journal *journal, gd_error *err);
+/* Has the journal have no records any more: nothing in the file changes. */
+void gd_journal_forget(gd_journal *journal);
 
 /* What a record at `at`, of bytes or zeros, has of the volume. */
 gd_piece gd_journal_piece(gd_journal *journal, const gd_record *record,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * recovery.c - reads the journals of the owner before, and begins this owner's
- * own (volumes.rst, V4, V7, V8).
+ * own (volumes.rst, V4, V7, V8, V11).
  */
 #include <string.h>
 
@@ -14,11 +14,14 @@
 typedef struct recovery {
     gd_volume *volume;
     gd_journal *journal;
-    gd_overlay *overlay;
+    gd_overlay *overlay; /* NULL: its records do not count (V11) */
     bool newest;
     bool stored; /* its records show that no earlier journal is needed (V8) */
+    gd_volume_mark *marks; /* of the newest one's records */
+    size_t count, room;
 } recovery;
 
+/* The heads behind an older journal know its marks. */
 static gd_status
 take_mark(recovery *r, const gd_record *record, gd_error *err)
 {
@@ -27,10 +30,17 @@ take_mark(recovery *r, const gd_record *record, gd_error *err)
                        "volume %s does not have", r->journal->name,
                        (unsigned long long)record->offset, r->volume->name);
     }
-    /* The heads behind an older journal know its marks. */
-    if (r->newest) {
-        gd_parts_set(&r->volume->parts, record->offset, record->length);
+    if (!r->newest) {
+        return GD_OK;
     }
+    gd_volume_mark *marks =
+        gd_array_reserve(r->volume->repo->env, r->marks, &r->room,
+                         r->count + 1, sizeof *marks, err);
+    if (marks == NULL) {
+        return GD_NOMEM;
+    }
+    r->marks = marks;
+    r->marks[r->count++] = (gd_volume_mark){record->offset, record->length};
     return GD_OK;
 }
 
@@ -49,41 +59,47 @@ take_record(void *arg, const gd_record *record, uint64_t at, gd_error *err)
         return GD_OK;
     }
     const gd_piece piece = gd_journal_piece(r->journal, record, at);
-    return gd_overlay_put(r->overlay, &piece, &ignored, err);
+    return r->overlay == NULL
+               ? GD_OK
+               : gd_overlay_put(r->overlay, &piece, &ignored, err);
 }
 
 /* The newest journal may record that the ones before it are stored: then they
  * are not needed, and may be gone (V8).  So it is read first, into an overlay
  * of its own if there may be others. */
 static gd_status
-scan_newest(gd_volume *volume, gd_error *err)
+scan_newest(recovery *r, gd_error *err)
 {
+    gd_volume *volume = r->volume;
     bool alone = volume->head.needed == volume->head.journal;
-    recovery r = {.volume = volume,
-                  .journal = volume->active,
-                  .overlay = alone ? &volume->stale : &volume->fresh,
-                  .newest = true};
-    GD_TRY(gd_journal_scan(r.journal, 0, take_record, &r, err));
-    if (r.stored) {
+    r->overlay = alone ? &volume->stale : &volume->fresh;
+    GD_TRY(gd_journal_scan(r->journal, 0, 0, take_record, r, err));
+    if (r->stored) {
         volume->head.needed = volume->head.journal;
     }
     return GD_OK;
 }
 
-/* Makes room for one more frozen journal, and for how far it must reach: a
+/* What the head of the next journal says about one. */
+typedef struct reach {
+    uint64_t end;     /* of its records; 0: it is not named */
+    uint64_t durable; /* up to where they were durable then */
+} reach;
+
+/* Makes room for one more frozen journal, and for what the next says about it: a
  * head may claim that billions are needed. */
 static gd_status
-reserve_frozen(gd_volume *volume, uint64_t **before, size_t *room,
+reserve_frozen(gd_volume *volume, reach **reaches, size_t *room,
                gd_error *err)
 {
     const gd_env *env = volume->repo->env;
     size_t wanted = volume->frozen_count + 1;
-    uint64_t *lengths = gd_array_reserve(env, *before, room, wanted,
-                                         sizeof *lengths, err);
-    if (lengths == NULL) {
+    reach *made = gd_array_reserve(env, *reaches, room, wanted, sizeof *made,
+                                   err);
+    if (made == NULL) {
         return GD_NOMEM;
     }
-    *before = lengths;
+    *reaches = made;
     gd_journal **frozen =
         gd_array_reserve(env, volume->frozen, &volume->frozen_room, wanted,
                          sizeof(gd_journal *), err);
@@ -94,14 +110,20 @@ reserve_frozen(gd_volume *volume, uint64_t **before, size_t *room,
     return GD_OK;
 }
 
+static reach
+reach_of(const gd_volume_head *next)
+{
+    return (reach){next->before, next->before_durable};
+}
+
 /* Opens the needed journals before the newest, oldest first, into frozen, with
- * room for one more, and fills in how far each must reach. */
+ * room for one more, and fills in what the next one says about each. */
 static gd_status
-open_needed(gd_volume *volume, uint64_t **before, gd_error *err)
+open_needed(gd_volume *volume, reach **reaches, gd_error *err)
 {
     gd_repo *repo = volume->repo;
     size_t room = 0;
-    gd_status s = reserve_frozen(volume, before, &room, err);
+    gd_status s = reserve_frozen(volume, reaches, &room, err);
     uint32_t first = volume->head.needed, newest = volume->head.journal;
     for (uint32_t n = first; s == GD_OK && n < newest; n++) {
         gd_volume_head head;
@@ -120,7 +142,7 @@ open_needed(gd_volume *volume, uint64_t **before, gd_error *err)
         }
         repo->env->release(repo->env, marks);
         if (n > first) {
-            (*before)[n - first - 1] = head.before;
+            (*reaches)[n - first - 1] = reach_of(&head);
         }
         volume->frozen_count++;
         if (memcmp(head.volume_id, volume->head.volume_id, GD_ID_SIZE) != 0 ||
@@ -128,28 +150,68 @@ open_needed(gd_volume *volume, uint64_t **before, gd_error *err)
             s = gd_fail(err, GD_CORRUPT, "journal %u of volume %s is of "
                         "another volume", (unsigned)n, volume->name);
         } else {
-            s = reserve_frozen(volume, before, &room, err);
+            s = reserve_frozen(volume, reaches, &room, err);
         }
     }
     if (s == GD_OK && newest > first) {
-        (*before)[newest - first - 1] = volume->head.before;
-    }
-    for (size_t i = 0; s == GD_OK && i < volume->frozen_count; i++) {
-        volume->copies_all = volume->copies_all || (*before)[i] == 0;
+        (*reaches)[newest - first - 1] = reach_of(&volume->head);
     }
     return s;
 }
 
-static gd_status
-scan_needed(gd_volume *volume, const uint64_t *before, gd_error *err)
+/* A record that was written after a sync of its journal. */
+static bool
+proves_earlier(const gd_journal *journal)
 {
+    return journal->durable > journal->start;
+}
+
+/* The records of a journal behind one that is torn do not count, and none of
+ * them may prove that they should (V11). */
+static gd_status
+forget_behind(const gd_journal *torn, gd_journal *journal, gd_error *err)
+{
+    if (proves_earlier(journal)) {
+        return gd_journal_lost(torn, err);
+    }
+    gd_journal_forget(journal);
+    return GD_OK;
+}
+
+/* Reads the journals before the newest one.  *torn: the one that lacks records
+ * which nothing proves durable; NULL: none does. */
+static gd_status
+scan_needed(gd_volume *volume, const reach *reaches, const gd_journal **torn,
+            gd_error *err)
+{
+    *torn = NULL;
     for (size_t i = 0; i < volume->frozen_count; i++) {
+        gd_journal *journal = volume->frozen[i];
+        const reach *to = &reaches[i];
         recovery r = {.volume = volume,
-                      .journal = volume->frozen[i],
-                      .overlay = &volume->stale};
-        GD_TRY(gd_journal_scan(r.journal, before[i], take_record, &r, err));
+                      .journal = journal,
+                      .overlay = *torn == NULL ? &volume->stale : NULL};
+        GD_TRY(gd_journal_scan(journal, to->end, to->durable, take_record,
+                               &r, err));
+        if (*torn != NULL) {
+            GD_TRY(forget_behind(*torn, journal, err));
+        } else if (journal->end < to->end) {
+            *torn = journal;
+        }
     }
     return GD_OK;
+}
+
+/* Returns whether all records of a journal before the newest one are known to be
+ * durable up to the end that the next one names. */
+static bool
+is_proven(const gd_volume *volume, const reach *reaches, size_t i)
+{
+    const gd_journal *next = i + 1 < volume->frozen_count
+                                 ? volume->frozen[i + 1]
+                                 : volume->active;
+    return reaches[i].end != 0 && (reaches[i].durable == reaches[i].end ||
+                                   proves_earlier(next));
 }
 
 /* The newest journal is frozen, too, and its records come over the others'. */
@@ -168,23 +230,48 @@ freeze_newest(gd_volume *volume, gd_error *err)
     return s;
 }
 
+/* The newest journal's records count unless one before it is torn (V11). */
+static gd_status
+take_newest(recovery *r, const gd_journal *torn, gd_error *err)
+{
+    gd_volume *volume = r->volume;
+    if (torn != NULL) {
+        GD_TRY(forget_behind(torn, r->journal, err));
+        gd_overlay_clear(&volume->fresh);
+        r->count = 0;
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        gd_parts_set(&volume->parts, r->marks[i].part, r->marks[i].edition);
+    }
+    return freeze_newest(volume, err);
+}
+
 /* Reads the journals into the overlay.  Active is the newest one, which becomes
  * frozen. */
 static gd_status
 read_journals(gd_volume *volume, gd_error *err)
 {
-    uint64_t *before = NULL;
-    gd_status s = scan_newest(volume, err);
+    const gd_env *env = volume->repo->env;
+    const gd_journal *torn = NULL;
+    reach *reaches = NULL;
+    recovery newest = {
+        .volume = volume, .journal = volume->active, .newest = true};
+    gd_status s = scan_newest(&newest, err);
     if (s == GD_OK) {
-        s = open_needed(volume, &before, err);
+        s = open_needed(volume, &reaches, err);
     }
     if (s == GD_OK) {
-        s = scan_needed(volume, before, err);
+        s = scan_needed(volume, reaches, &torn, err);
+    }
+    for (size_t i = 0; s == GD_OK && i < volume->frozen_count; i++) {
+        volume->copies_all =
+            volume->copies_all || !is_proven(volume, reaches, i);
     }
     if (s == GD_OK) {
-        s = freeze_newest(volume, err);
+        s = take_newest(&newest, torn, err);
     }
-    volume->repo->env->release(volume->repo->env, before);
+    env->release(env, reaches);
+    env->release(env, newest.marks);
     return s;
 }
 
@@ -279,7 +366,6 @@ adopt(gd_volume *volume, const gd_volume_head *head, gd_journal *made,
     volume->head.counters = counters;
     volume->active = made;
     volume->fresh = *copies;
-    volume->recovered = rest;
     if (!rest) {
         gd_volume_release_frozen(volume);
         gd_overlay_clear(&volume->stale);
@@ -356,7 +442,7 @@ begin_journal(gd_volume *volume, bool stored, bool *named, gd_error *err)
     head.journal++;
     head.base_size = gd_volume_base_needed(volume);
     head.needed = rest ? volume->head.needed : head.journal;
-    head.before =
+    head.before = head.before_durable =
         rest ? tail_of(volume, volume->frozen_count - 1).from : 0;
     gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
     if (s == GD_OK) {

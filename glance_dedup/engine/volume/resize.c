@@ -66,7 +66,7 @@ shrink(gd_volume *volume, const gd_volume_change *change, gd_error *err)
         s = gd_volume_store_all(volume, err);
     }
     if (s == GD_OK) {
-        s = gd_volume_rotate(volume, change, true, err);
+        s = gd_volume_rotate(volume, change, GD_DISCARD, err);
     }
     if (s == GD_OK) {
         s = gd_parts_resize(&volume->parts, change->size,
@@ -79,14 +79,21 @@ shrink(gd_volume *volume, const gd_volume_change *change, gd_error *err)
     return s;
 }
 
-/* REQUIRES: checkpointing. */
+/* All earlier writes are durable before the new size is (V11).
+ * REQUIRES: checkpointing. */
 static gd_status
 grow(gd_volume *volume, const gd_volume_change *change, gd_error *err)
 {
-    GD_TRY(gd_volume_store_frozen(volume, err));
+    GD_TRY(gd_volume_store_frozen(volume, false, err));
+    pthread_mutex_lock(&volume->mutex);
+    gd_status s = gd_volume_sync(volume, err);
+    pthread_mutex_unlock(&volume->mutex);
+    if (s != GD_OK) {
+        return s;
+    }
     GD_TRY(gd_parts_resize(&volume->parts, change->size, change->base_size,
                            err));
-    return gd_volume_rotate(volume, change, false, err);
+    return gd_volume_rotate(volume, change, GD_FREEZE, err);
 }
 
 gd_status

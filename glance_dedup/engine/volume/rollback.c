@@ -45,7 +45,7 @@ roll_back(gd_volume *volume, gd_image *image, uint64_t *stored, gd_error *err)
     head.base_size = 0;
     head.journal++;
     head.needed = head.journal;
-    head.before = 0;
+    head.before = head.before_durable = 0;
     snprintf(head.source, sizeof head.source, "%s", source->image_id);
     gd_status s = gd_volume_require_size(volume->name, head.size, err);
     if (s != GD_OK) {

@@ -47,6 +47,13 @@ gd_volume_release_frozen(gd_volume *volume)
 }
 
 uint64_t
+gd_volume_unsynced_bytes(const gd_journal *journal)
+{
+    return journal->end > journal->durable ? journal->end - journal->durable
+                                           : 0;
+}
+
+uint64_t
 gd_volume_base_needed(gd_volume *volume)
 {
     uint64_t size = volume->parts.base_size;
@@ -159,15 +166,61 @@ gd_volume_confirm_owner(gd_volume *volume, gd_error *err)
     return s;
 }
 
+/* ---- the end of frozen journals ---- */
+
+/* Has the next journal written over the file of this one, if nobody reads it, it
+ * was synced, and there is room for a file that holds nothing (V10).  False: it is
+ * not to be had. */
+static bool
+recycle(gd_volume *volume, gd_journal *journal)
+{
+    if (!journal->made || journal->users > 1 || volume->spare != NULL ||
+        gd_volume_unsynced_bytes(journal) > GD_VOLUME_LITTLE ||
+        gd_repo_require_room_to_spare(volume->repo, GD_JOURNAL_MAX_SPARE,
+                                      NULL) != GD_OK ||
+        !gd_journal_retire(journal, volume->name)) {
+        return false;
+    }
+    volume->spare = journal;
+    return true;
+}
+
+void
+gd_volume_drop_frozen(gd_volume *volume)
+{
+    gd_repo *repo = volume->repo;
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        gd_journal *journal = volume->frozen[i];
+        if (recycle(volume, journal)) {
+            continue;
+        }
+        if (journal->made && journal->users == 1) {
+            gd_journal_remove(journal);
+        } else {
+            (void)gd_volume_unlink_journal(repo->env, repo->root,
+                                           volume->name, journal->number,
+                                           NULL);
+            gd_volume_release_journal(journal);
+        }
+    }
+    volume->frozen_count = 0;
+    volume->unsynced = NULL;
+    gd_overlay_clear(&volume->stale);
+    volume->head.counters.checkpoints++;
+    pthread_cond_broadcast(&volume->changed);
+}
+
 /* ---- changing the journal (V6) ---- */
 
-/* REQUIRES: the mutex. */
+/* REQUIRES: the mutex; nothing is frozen. */
 static void
 freeze_active(gd_volume *volume)
 {
+    gd_journal *active = volume->active;
     gd_overlay none = volume->stale;
-    volume->frozen[0] = volume->active;
+    volume->frozen[0] = active;
     volume->frozen_count = 1;
+    volume->unsynced = gd_volume_unsynced_bytes(active) > 0 ? active : NULL;
     volume->stale = volume->fresh;
     volume->fresh = none;
 }
@@ -185,6 +238,7 @@ next_head(gd_volume *volume, const gd_volume_change *change, bool needed,
     head->state = change->state;
     head->needed = needed ? active->number : head->journal;
     head->before = needed ? active->end : 0;
+    head->before_durable = needed ? active->durable : 0;
     GD_TRY(gd_parts_marks(&volume->parts, marks, &head->marks, err));
     while (head->marks > 0 &&
            (*marks)[head->marks - 1].part >= gd_volume_head_parts(head)) {
@@ -221,28 +275,21 @@ make_next(gd_volume *volume, const gd_volume_change *change, bool needed,
     return s;
 }
 
-/* Nobody writes or syncs meanwhile.  REQUIRES: the mutex. */
+/* The old journal is not synced (V11).  Nobody writes or syncs meanwhile.
+ * REQUIRES: the mutex. */
 static gd_status
 change_journal(gd_volume *volume, const gd_volume_change *change,
-               bool discard, gd_error *err)
+               gd_volume_fate fate, gd_error *err)
 {
     gd_volume_head head;
     gd_journal *made, *old = volume->active;
-    bool needed = !discard && old->records > 0;
-    gd_status s = gd_volume_require_intact(volume, err);
-    if (s == GD_OK && needed) {
-        s = gd_journal_sync(old, err);
-        if (s != GD_OK) {
-            gd_volume_set_broken(volume, err); /* V3 */
-        }
-    }
-    if (s == GD_OK) {
-        s = make_next(volume, change, needed, &head, &made, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    bool needed = fate != GD_DISCARD && old->records > 0;
+    GD_TRY(gd_volume_require_intact(volume, err));
+    GD_TRY(make_next(volume, change, needed, &head, &made, err));
     volume->head = head;
+    if (fate == GD_REPLACE) {
+        gd_volume_drop_frozen(volume);
+    }
     if (needed) {
         freeze_active(volume);
     } else {
@@ -257,7 +304,7 @@ change_journal(gd_volume *volume, const gd_volume_change *change,
 
 gd_status
 gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
-                 bool discard, gd_error *err)
+                 gd_volume_fate fate, gd_error *err)
 {
     gd_error own;
     err = err == NULL ? &own : err;
@@ -265,7 +312,7 @@ gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
     while (volume->syncing) {
         pthread_cond_wait(&volume->changed, &volume->mutex);
     }
-    gd_status s = change_journal(volume, change, discard, err);
+    gd_status s = change_journal(volume, change, fate, err);
     pthread_cond_broadcast(&volume->changed);
     pthread_mutex_unlock(&volume->mutex);
     return s;
@@ -287,13 +334,17 @@ prepare_next_syncs(gd_volume *volume)
     }
 }
 
-/* REQUIRES: the mutex, which it lets go of; no sync is under way. */
+/* Syncs the next journal that is not durable: the frozen one first (V11).
+ * REQUIRES: the mutex, which it lets go of; no sync is under way. */
 static gd_status
-sync_active(gd_volume *volume, gd_error *err)
+sync_next(gd_volume *volume, gd_error *err)
 {
-    gd_journal *journal = volume->active;
+    gd_journal *journal =
+        volume->unsynced != NULL ? volume->unsynced : volume->active;
     uint64_t end = journal->end;
-    prepare_next_syncs(volume);
+    if (journal == volume->active) {
+        prepare_next_syncs(volume);
+    }
     volume->syncing = true;
     journal->users++;
     pthread_mutex_unlock(&volume->mutex);
@@ -305,9 +356,23 @@ sync_active(gd_volume *volume, gd_error *err)
     } else if (journal->durable < end) {
         journal->durable = end;
     }
+    if (s == GD_OK && journal == volume->unsynced) {
+        volume->unsynced = NULL;
+    }
     gd_volume_release_journal(journal);
     pthread_cond_broadcast(&volume->changed);
     return s;
+}
+
+/* Returns whether any record up to `end` of the journal of this number, which
+ * was the active one, is neither durable nor stored.
+ * REQUIRES: the mutex. */
+static bool
+has_unsynced(const gd_volume *volume, uint32_t number, uint64_t end)
+{
+    const gd_journal *active = volume->active, *frozen = volume->unsynced;
+    return (frozen != NULL && frozen->number <= number) ||
+           (active->number == number && active->durable < end);
 }
 
 gd_status
@@ -318,14 +383,12 @@ gd_volume_sync(gd_volume *volume, gd_error *err)
     gd_error own;
     err = err == NULL ? &own : err;
     gd_status s = gd_volume_require_intact(volume, err);
-    /* A journal that is not active any more was synced before. */
-    while (s == GD_OK && volume->active->number == number &&
-           volume->active->durable < end) {
+    while (s == GD_OK && has_unsynced(volume, number, end)) {
         if (volume->syncing) {
             pthread_cond_wait(&volume->changed, &volume->mutex);
             s = gd_volume_require_intact(volume, err);
         } else {
-            s = sync_active(volume, err);
+            s = sync_next(volume, err);
         }
     }
     return s;

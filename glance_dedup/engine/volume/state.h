@@ -43,10 +43,12 @@ struct gd_volume {
     gd_journal **frozen; /* oldest first */
     size_t frozen_count, frozen_room;
     gd_overlay stale;    /* of the frozen ones */
+    gd_journal *unsynced; /* the frozen one that is to be synced before the
+                           * active one (V11); NULL: none */
     gd_journal *spare;   /* for the next journal (V10); NULL: there is none */
-    bool recovered;      /* the frozen ones are of an owner before (V4) */
-    bool copies_all;     /* likewise: an end of one of them is not named, so
-                          * this owner's first journal copies all (V4) */
+    bool copies_all;     /* one that an owner before left is not known to be
+                          * durable, so this owner's first one copies all
+                          * (V4) */
     bool held;           /* writes wait (resizing) */
     bool syncing;
     bool no_dedup; /* hints (volumes.rst): look up no blocks; */
@@ -59,6 +61,11 @@ struct gd_volume {
 
 /* ---- state.c ---- */
 
+enum {
+    GD_VOLUME_LITTLE = 1 << 20, /* bytes of a journal that are rather synced
+                                 * than avoided to be (V6, V10) */
+};
+
 /* The fields that a new journal's head gets from the caller. */
 typedef struct gd_volume_change {
     uint64_t size;
@@ -68,11 +75,17 @@ typedef struct gd_volume_change {
 
 /* The head as it is. */
 void gd_volume_copy_head(gd_volume *volume, gd_volume_head *head);
-/* Begins a new journal; the active one is frozen if it has records.  discard:
- * it is not needed any more, nor is any other.
- * REQUIRES: checkpointing; nothing is frozen, unless discard. */
+/* What the present journals are when a new one begins. */
+typedef enum gd_volume_fate {
+    GD_FREEZE,  /* nothing is frozen; the active one is if it has records */
+    GD_REPLACE, /* likewise, and the frozen ones are in the parts' editions */
+    GD_DISCARD, /* nothing is frozen, and the active one is not needed */
+} gd_volume_fate;
+
+/* Begins a new journal.
+ * REQUIRES: checkpointing. */
 gd_status gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
-                           bool discard, gd_error *err);
+                           gd_volume_fate fate, gd_error *err);
 
 /* GD_BUSY if another process is the owner, or was it meanwhile: the server
  * dropped this one's locks (V1).  journal: the newest that this owner made.  If
@@ -99,8 +112,12 @@ void gd_volume_release_journal(gd_journal *journal);
 void gd_volume_drop_spare(gd_volume *volume);
 /* Releases all frozen journals. */
 void gd_volume_release_frozen(gd_volume *volume);
-/* Waits until the active journal is durable up to its present end.  Lets go of
- * the mutex meanwhile. */
+/* Removes all frozen journals, which are in editions now, durably (V6). */
+void gd_volume_drop_frozen(gd_volume *volume);
+/* Returns how many bytes of a journal are not durable. */
+uint64_t gd_volume_unsynced_bytes(const gd_journal *journal);
+/* Waits until all records up to the active journal's present end are durable, or
+ * stored.  Lets go of the mutex meanwhile. */
 gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
 /* Appends records to the active journal.  If the file system has no room, the
  * spare is given up (V10). */
@@ -168,8 +185,9 @@ gd_status gd_volume_delete_owned(gd_repo *repo, const char *name,
  * is none for the copies, there may be for editions: the new head then has their
  * marks, and nothing is copied. */
 gd_status gd_volume_make_writable(gd_volume *volume, gd_error *err);
-/* Brings the frozen journals into editions. */
-gd_status gd_volume_store_frozen(gd_volume *volume, gd_error *err);
+/* Brings the frozen journals into editions.  go_on: if the active journal has
+ * many bytes that are not durable, it is frozen then, rather than synced (V6). */
+gd_status gd_volume_store_frozen(gd_volume *volume, bool go_on, gd_error *err);
 /* Brings all that was written before the call into editions. */
 gd_status gd_volume_store_all(gd_volume *volume, gd_error *err);
 

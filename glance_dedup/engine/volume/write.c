@@ -8,6 +8,7 @@
 enum {
     JOURNAL_BYTES = 64 << 20, /* of the active journal: a checkpoint is due */
     JOURNAL_RECORDS = 131072, /* likewise */
+    UNSYNCED_BYTES = 16 << 20, /* likewise, if it is worth its cost (V11) */
     PRESSURE = 4,             /* so many times as much: writes wait */
     PART_SHARE = 128,         /* a part's size, divided by this: about what its
                                * recipe has at most */
@@ -21,15 +22,6 @@ is_full(const gd_volume *volume, unsigned times)
     return volume->active->end >=
                (uint64_t)JOURNAL_BYTES * times ||
            volume->active->records >= (uint64_t)JOURNAL_RECORDS * times;
-}
-
-bool
-gd_volume_needs_checkpoint(gd_volume *volume)
-{
-    pthread_mutex_lock(&volume->mutex);
-    bool due = is_full(volume, 1) || volume->recovered || volume->waiting;
-    pthread_mutex_unlock(&volume->mutex);
-    return due;
 }
 
 /* Returns whether the active journal touches no more than so many parts.
@@ -48,17 +40,35 @@ touches_at_most(const gd_volume *volume, uint64_t most)
     return count <= most;
 }
 
+/* REQUIRES: the mutex. */
+static bool
+is_worth(const gd_volume *volume)
+{
+    const gd_journal *active = volume->active;
+    uint64_t cost = volume->head.part_size / PART_SHARE;
+    cost = cost < MIN_PART_BYTES ? MIN_PART_BYTES : cost;
+    return active->records > 0 &&
+           touches_at_most(volume, (active->end - active->start) / cost);
+}
+
+bool
+gd_volume_needs_checkpoint(gd_volume *volume)
+{
+    pthread_mutex_lock(&volume->mutex);
+    bool due = is_full(volume, 1) || volume->waiting ||
+               volume->frozen_count > 0 /* of an owner before, or one has
+                                         * failed, or was begun */ ||
+               (gd_volume_unsynced_bytes(volume->active) >= UNSYNCED_BYTES &&
+                is_worth(volume));
+    pthread_mutex_unlock(&volume->mutex);
+    return due;
+}
+
 bool
 gd_volume_is_worth_checkpoint(gd_volume *volume)
 {
     pthread_mutex_lock(&volume->mutex);
-    const gd_journal *active = volume->active;
-    uint64_t cost = volume->head.part_size / PART_SHARE;
-    cost = cost < MIN_PART_BYTES ? MIN_PART_BYTES : cost;
-    bool worth =
-        volume->frozen_count > 0 /* a checkpoint that failed */ ||
-        (active->records > 0 &&
-         touches_at_most(volume, (active->end - active->start) / cost));
+    bool worth = is_worth(volume);
     pthread_mutex_unlock(&volume->mutex);
     return worth;
 }

@@ -160,7 +160,7 @@ scan(uint64_t before, size_t *count)
     CHECK_INT(head.marks, 2);
     CHECK_INT(read_marks[1].edition, 9);
     t.x.env->release(t.x.env, read_marks);
-    s = gd_journal_scan(journal, before, note, &f, &t.x.err);
+    s = gd_journal_scan(journal, before, before, note, &f, &t.x.err);
     CHECK(f.good);
     if (s == GD_OK) {
         CHECK_INT(journal->end, t.at[f.count]);
@@ -912,7 +912,7 @@ read_back(gd_journal **journal)
     t.x.env->release(t.x.env, read_marks);
     found f = {.good = true};
     return s == GD_OK
-               ? gd_journal_scan(*journal, 0, note, &f, &t.x.err)
+               ? gd_journal_scan(*journal, 0, 0, note, &f, &t.x.err)
                : s;
 }
 

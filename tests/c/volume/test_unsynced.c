@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_unsynced.c - journals that are frozen without a sync: they never reach
+ * the disk if they are stored first, and if the machine crashes before, the
+ * last writes are lost in their order (volumes.rst, V11).
+ */
+#include "engine/volume/volume.h"
+
+#include "engine/format/volumerecord.h"
+#include "engine/volume/volumenames.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/sector_model.h"
+
+enum {
+    P = MODEL_PART_SECTORS,
+    SIZE = 6 * P,
+    LITTLE = 1 << 20, /* bytes that are synced rather than avoided */
+    MANY = 1 + LITTLE / (P * 512), /* writes of a part, with more */
+};
+
+#define FAULTS (&the_scratch.f)
+
+#define CHECK_OK(call)                                                        \
+    do {                                                                      \
+        if (!CHECK_INT((call), GD_OK)) {                                      \
+            fprintf(stderr, "%s\n", model_words());                           \
+        }                                                                     \
+    } while (0)
+
+/* ---- a volume ---- */
+
+static void
+begin(void)
+{
+    model_setup(0);
+    model_start_shadow();
+    CHECK_OK(model_create(SIZE));
+    CHECK_OK(model_open());
+    CHECK_OK(model_write(0, 9));
+    CHECK_OK(model_checkpoint());
+}
+
+static void
+finish(void)
+{
+    model_close();
+    CHECK_OK(model_open());
+    model_compare();
+    CHECK_OK(model_write(3, 2 * P));
+    CHECK_OK(model_checkpoint());
+    model_close();
+    CHECK_OK(model_open());
+    model_compare();
+    CHECK_OK(model_checkpoint());
+    model_check_nothing_left();
+    model_delete();
+    model_teardown();
+}
+
+static void
+read_sectors(uint64_t first, uint64_t count, uint8_t *out)
+{
+    CHECK_OK(gd_volume_read(the_volume, out, count * 512, first * 512,
+                            &the_scratch.err));
+}
+
+static void
+journal_name(uint32_t back, char name[GD_NAME_SIZE])
+{
+    gd_volume_info info;
+    gd_volume_get_info(the_volume, &info);
+    gd_volume_journal_name("disk", info.head.journal - back, name);
+}
+
+static unsigned
+count_files(const char *prefix)
+{
+    return scratch_count(&the_scratch, "volumes/disk", prefix, NULL);
+}
+
+/* Writes more than is synced rather than avoided. */
+static void
+write_much(uint64_t first)
+{
+    for (unsigned i = 0; i < MANY; i++) {
+        CHECK_OK(model_write(first, P));
+    }
+}
+
+/* ---- syncs of one file ---- */
+
+static struct {
+    int (*real)(const gd_env *env, int fd);
+    ino_t inode;
+    unsigned count;
+} watched;
+
+static int
+watching_fdatasync(const gd_env *env, int fd)
+{
+    struct stat st;
+    watched.count += fstat(fd, &st) == 0 && st.st_ino == watched.inode;
+    return watched.real(env, fd);
+}
+
+/* Counts the syncs of the active journal's file from now on. */
+static void
+watch_active(void)
+{
+    char name[GD_NAME_SIZE];
+    struct stat st = {0};
+    journal_name(0, name);
+    CHECK(fstatat(the_scratch.root, name, &st, 0) == 0);
+    watched.inode = st.st_ino;
+    watched.count = 0;
+    if (FAULTS->env.fdatasync != watching_fdatasync) {
+        watched.real = FAULTS->env.fdatasync;
+        FAULTS->env.fdatasync = watching_fdatasync;
+    }
+}
+
+/* ---- what happens during a checkpoint ---- */
+
+static int (*real_linkat)(const gd_env *env, int dir, const char *from,
+                          const char *to);
+static void (*amid)(void);
+
+static int
+linkat_amid(const gd_env *env, int dir, const char *from, const char *to)
+{
+    if (amid != NULL && strncmp(to, "images/", 7) == 0) {
+        void (*work)(void) = amid;
+        amid = NULL;
+        work();
+    }
+    return real_linkat(env, dir, from, to);
+}
+
+/* A checkpoint, and work when its editions are about to get their names. */
+static void
+checkpoint_with(void (*work)(void))
+{
+    real_linkat = FAULTS->env.linkat;
+    FAULTS->env.linkat = linkat_amid;
+    amid = work;
+    CHECK_OK(model_checkpoint());
+    CHECK(amid == NULL);
+    FAULTS->env.linkat = real_linkat;
+}
+
+/* A checkpoint that fails leaves a frozen journal.  The first link is the next
+ * journal's. */
+static void
+fail_checkpoint(void)
+{
+    fault_env_fail(FAULTS, FAULT_LINKAT, 2, EIO, true);
+    CHECK(model_checkpoint() != GD_OK);
+    fault_env_heal(FAULTS);
+    CHECK_INT(count_files("journal-"), 2);
+}
+
+/* ---- syncs ---- */
+
+static void
+write_a_little(void)
+{
+    CHECK_OK(model_write(5 * P, 7));
+}
+
+static void
+write_and_flush(void)
+{
+    CHECK_OK(model_write(5 * P, 7));
+    CHECK_OK(model_flush());
+}
+
+static void
+write_amid(void)
+{
+    write_much(5 * P);
+}
+
+/* A journal that is stored before anyone flushes is never synced.  One flush
+ * syncs it, and a second one need not. */
+TEST(test_frozen_journal_is_not_synced)
+{
+    void (*const works[])(void) = {write_a_little, write_and_flush, write_amid};
+    for (unsigned i = 0; i < 3; i++) {
+        begin();
+        write_much(P);
+        watch_active();
+        checkpoint_with(works[i]);
+        CHECK_INT(watched.count, i == 1);
+        CHECK_INT(count_files("journal.new"), i == 1); /* V10 */
+        model_compare();
+        finish();
+    }
+    begin();
+    CHECK_OK(model_write(P, P));
+    watch_active();
+    fail_checkpoint();
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(P, 9));
+    CHECK_OK(model_flush());
+    CHECK_INT(watched.count, 1);
+    CHECK_OK(model_checkpoint());
+    finish();
+}
+
+/* What comes during a checkpoint is not synced for its marks, if it is much:
+ * the next checkpoint begins with it. */
+TEST(test_marks_in_the_next_head)
+{
+    gd_volume_head head;
+    static uint8_t before[P * 512], after[P * 512];
+    for (unsigned crash = 0; crash < 3; crash++) {
+        begin();
+        CHECK_OK(model_write(P, P));
+        read_sectors(P, P, before);
+        fail_checkpoint();
+        write_much(3 * P);
+        watch_active();
+        CHECK_OK(model_checkpoint()); /* stores both */
+        CHECK_INT(watched.count, 0);
+        CHECK_INT(count_files("journal-"), 1);
+        CHECK(!gd_volume_needs_checkpoint(the_volume));
+        CHECK_OK(model_write(P, P));
+        read_sectors(P, P, before);
+        checkpoint_with(write_amid);
+        CHECK_INT(count_files("journal-"), 2);
+        CHECK(gd_volume_needs_checkpoint(the_volume));
+        CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
+                                     &the_scratch.err));
+        CHECK_INT(head.needed, head.journal - 1);
+        CHECK_INT(head.before_durable, 4096 + 4096);
+        CHECK(head.before > LITTLE);
+        CHECK_INT(head.marks, 3);
+        model_compare();
+        if (crash == 1) {
+            model_crash();
+            CHECK_OK(model_open());
+            CHECK_INT(count_files("journal-"), 1);
+        } else if (crash == 2) {
+            CHECK_OK(model_flush());
+            model_crash();
+            CHECK_OK(model_open());
+        }
+        read_sectors(P, P, after);
+        CHECK(memcmp(before, after, sizeof after) == 0);
+        finish();
+    }
+}
+
+static void
+snapshot_amid(void)
+{
+    write_much(5 * P);
+    write_much(2 * P);
+}
+
+/* A checkpoint stores what was written before it began, and a snapshot has it,
+ * also while others write much. */
+TEST(test_snapshot_of_a_busy_volume)
+{
+    begin();
+    write_much(P);
+    checkpoint_with(snapshot_amid);
+    CHECK_OK(model_snapshot("first"));
+    CHECK_OK(model_write(4 * P, 8));
+    CHECK_OK(model_snapshot("second"));
+    CHECK_INT(count_files("journal-"), 1);
+    finish();
+}
+
+/* Much that is not durable is stored soon, unless it is scattered: what is not,
+ * the next flush has to sync. */
+TEST(test_much_that_is_not_durable)
+{
+    for (int flushed = 0; flushed < 2; flushed++) {
+        unsigned writes = 0;
+        begin();
+        while (!gd_volume_needs_checkpoint(the_volume) && writes < 500) {
+            CHECK_OK(model_write(writes++ % 5 * P, P));
+            CHECK_OK(flushed && writes == 100 ? model_flush() : GD_OK);
+        }
+        CHECK_INT(writes, (flushed ? 100 : 0) + 256);
+        finish();
+    }
+}
+
+/* ---- crashes ---- */
+
+typedef struct saved {
+    char name[GD_NAME_SIZE];
+    uint8_t *data;
+    size_t length;
+} saved;
+
+static saved
+save_active(void)
+{
+    saved s = {.data = NULL};
+    journal_name(0, s.name);
+    s.length = (size_t)scratch_size(&the_scratch, s.name);
+    s.data = malloc(s.length);
+    scratch_read(&the_scratch, s.name, s.data, s.length, 0);
+    return s;
+}
+
+/* The kernel had written this file by itself. */
+static void
+put_back(saved *s)
+{
+    scratch_truncate(&the_scratch, s->name, s->length);
+    scratch_write(&the_scratch, s->name, s->data, s->length, 0);
+    free(s->data);
+}
+
+static bool
+is_zero(uint64_t first, uint64_t count)
+{
+    static uint8_t got[SIZE * 512];
+    bool zero = true;
+    read_sectors(first, count, got);
+    for (uint64_t i = 0; i < count * 512; i++) {
+        zero = zero && got[i] == 0;
+    }
+    return zero;
+}
+
+static ssize_t (*real_pwritev)(const gd_env *env, int fd,
+                               const struct iovec *iov, int count,
+                               uint64_t offset);
+
+static ssize_t
+refuse_stored(const gd_env *env, int fd, const struct iovec *iov, int count,
+              uint64_t offset)
+{
+    static const uint8_t stored[8] = {'G', 'D', 'V', 'R', GD_RECORD_STORED};
+    bool refused = iov[0].iov_len == GD_RECORD_HEAD &&
+                   memcmp(iov[0].iov_base, stored, sizeof stored) == 0;
+    return refused ? -EIO : real_pwritev(env, fd, iov, count, offset);
+}
+
+/* A checkpoint appends its marks, and not the record behind them. */
+static void
+refuse_record_of_end(void)
+{
+    gd_volume_info before, after;
+    gd_volume_get_info(the_volume, &before);
+    real_pwritev = FAULTS->env.pwritev;
+    FAULTS->env.pwritev = refuse_stored;
+    CHECK_INT(model_checkpoint(), GD_IO);
+    FAULTS->env.pwritev = real_pwritev;
+    gd_volume_get_info(the_volume, &after);
+    CHECK_INT(after.journal_bytes, before.journal_bytes + 3 * GD_RECORD_HEAD);
+}
+
+/* The frozen journal is torn, and the active one, with its marks, is not: the
+ * volume is as it was at one moment. */
+TEST(test_torn_frozen_journal)
+{
+    for (int how = 0; how < 3; how++) {
+        begin();
+        CHECK_OK(model_write(P, 9));
+        CHECK_OK(model_flush());
+        CHECK_OK(model_write(2 * P, 9)); /* proves the first */
+        CHECK_OK(model_write(3 * P, 9));
+        fail_checkpoint();
+        CHECK_OK(model_write(4 * P, 9));
+        if (how == 1) {
+            CHECK_OK(model_write(P, P)); /* over what was flushed */
+        } else if (how == 2) {
+            refuse_record_of_end();
+        }
+        saved active = save_active();
+        model_crash();
+        put_back(&active);
+        CHECK_OK(model_open());
+        CHECK_INT(count_files("journal-"), 1);
+        CHECK(!is_zero(P, 9));
+        CHECK(is_zero(P + 9, P - 9));
+        CHECK(is_zero(2 * P, 4 * P));
+        model_compare();
+        model_crash();
+        CHECK_OK(model_open());
+        CHECK(is_zero(2 * P, 4 * P));
+        finish();
+    }
+}
+
+/* The record that the frozen journal is stored makes it superfluous, torn or
+ * not. */
+TEST(test_stored_frozen_journal)
+{
+    begin();
+    CHECK_OK(model_write(P, 9));
+    fault_env_fail(FAULTS, FAULT_FDATASYNC, 3, EIO, true);
+    CHECK(model_checkpoint() != GD_OK);
+    fault_env_heal(FAULTS);
+    saved active = save_active();
+    model_crash();
+    put_back(&active);
+    CHECK_OK(model_open());
+    CHECK(!is_zero(P, 9));
+    finish();
+}
+
+/* All that was flushed is there, whatever was frozen then. */
+TEST(test_flush_beside_a_frozen_journal)
+{
+    begin();
+    CHECK_OK(model_write(P, 9));
+    fail_checkpoint();
+    CHECK_OK(model_flush());
+    model_crash();
+    CHECK_OK(model_open());
+    CHECK(!is_zero(P, 9));
+    model_compare();
+    CHECK_OK(model_write(2 * P, 9));
+    fail_checkpoint();
+    CHECK_OK(model_write(3 * P, 9));
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(4 * P, 9));
+    model_crash();
+    CHECK_OK(model_open());
+    CHECK(!is_zero(2 * P, 9));
+    CHECK(!is_zero(3 * P, 9));
+    model_compare();
+    finish();
+}
+
+/* The sync of the frozen journal fails: no flush succeeds (V3). */
+TEST(test_sync_of_the_frozen_journal_fails)
+{
+    begin();
+    CHECK_OK(model_write(P, 9));
+    fail_checkpoint();
+    CHECK_OK(model_write(2 * P, 9));
+    fault_env_fail(FAULTS, FAULT_FDATASYNC, 1, EIO, false);
+    CHECK_INT(model_flush(), GD_IO);
+    fault_env_heal(FAULTS);
+    CHECK(model_flush() != GD_OK);
+    CHECK_CONTAINS(model_words(), "takes no more writes");
+    model_kill();
+    CHECK_OK(model_open());
+    model_compare();
+    CHECK_OK(model_flush());
+    model_crash();
+    finish();
+}
+
+/* Owners that are killed lose nothing, and each makes all durable. */
+TEST(test_killed_beside_a_frozen_journal)
+{
+    begin();
+    CHECK_OK(model_write(P, 9));
+    fail_checkpoint();
+    CHECK_OK(model_write(2 * P, 9));
+    model_kill();
+    CHECK_OK(model_open());
+    CHECK_INT(count_files("journal-"), 1);
+    model_crash();
+    CHECK_OK(model_open());
+    CHECK(!is_zero(P, 9));
+    CHECK(!is_zero(2 * P, 9));
+    finish();
+}
+
+/* V5: a loss is noticed if anything proves that it was durable. */
+TEST(test_loss_in_a_frozen_journal)
+{
+    for (int proof = 0; proof < 3; proof++) {
+        char name[GD_NAME_SIZE];
+        begin();
+        CHECK_OK(model_write(P, 9));
+        CHECK_OK(proof == 1 ? model_flush() : GD_OK);
+        fail_checkpoint();
+        journal_name(1, name);
+        CHECK_OK(model_write(2 * P, 9));
+        if (proof == 2) {
+            CHECK_OK(model_flush());
+            CHECK_OK(model_write(3 * P, 9));
+        }
+        model_close();
+        scratch_flip(&the_scratch, name, 4208 + 100, 1);
+        if (proof == 0) {
+            CHECK_OK(model_open());
+            CHECK(is_zero(P, 5 * P));
+        } else {
+            CHECK_INT(model_open(), GD_CORRUPT);
+            CHECK_CONTAINS(model_words(), "the record at offset 4208 is "
+                           "damaged; what was written from there on is lost");
+        }
+        model_delete();
+        model_teardown();
+    }
+}
+
+/* The new size does not come before the writes before it. */
+TEST(test_grow_behind_writes)
+{
+    model_setup(0);
+    model_start_shadow();
+    CHECK_OK(model_create(4 * P));
+    CHECK_OK(model_open());
+    CHECK_OK(model_write(P, 9));
+    CHECK_OK(model_resize(SIZE));
+    model_crash();
+    CHECK_OK(model_open());
+    CHECK_INT(model_sectors(), SIZE);
+    CHECK(!is_zero(P, 9));
+    finish();
+}
