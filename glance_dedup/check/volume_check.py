@@ -58,6 +58,8 @@ class _Look:
         self.owned = self._is_owned()
         self._heads: dict[int, volume_reader.Head] = {}
         self._is_stored = False     # of the journals before the newest
+        self._is_proven = False     # that those before were durable in full
+        self._is_torn = False       # one that is needed; later ones are void
 
     def run(self) -> None:
         """Judge the journals, then the recipes."""
@@ -90,8 +92,11 @@ class _Look:
         self._note_new_files(names)
         needed = [number for number in numbers if number >= first]
         self._check_chain(head, first, needed)
-        for number in needed[:-1]:
+        for number in reversed(needed[:-1]):
             self._read_journal(number)
+        if self._is_torn:
+            self._marks.close()
+            is_known &= self._read_marks(newest)
         # Otherwise it is unknown which editions the volume needs.
         if is_known:
             self._check_recipes(head)
@@ -207,20 +212,32 @@ class _Look:
                                                   self._advance)
             journal.read_marks()
             journal.read_records(limit)
-            if limit is not None:
-                if journal.end != limit:
+            if follower is None:
+                self._is_stored = journal.is_stored
+            if limit is not None and follower is not None:
+                needed = limit if self._is_proven else follower.before_durable
+                if journal.end < needed or journal.end > limit:
                     raise ondisk.Damage(
                         f'has valid records up to here, and journal '
-                        f'{number + 1} needs them up to {limit}: '
+                        f'{number + 1} needs them up to {needed}: '
                         'writes are lost', journal.end)
-            else:
-                self._is_stored = journal.is_stored
-                proof = journal.proof()
-                if proof is not None:
-                    raise ondisk.Damage(
-                        'has no valid record here, but the record at '
-                        f'{proof} says that it was durable: writes that '
-                        'were acknowledged are lost', journal.end)
+                self._is_torn |= journal.end < limit
+            proof = journal.proof() if journal.end != limit else None
+            if proof is not None:
+                raise ondisk.Damage(
+                    'has no valid record here, but the record at '
+                    f'{proof} says that it was durable: writes that '
+                    'were acknowledged are lost', journal.end)
+            self._is_proven |= journal.proves_earlier()
+            return True
+        return False
+
+    def _read_marks(self, number: int) -> bool:
+        """Keep the marks of a journal's head; return whether all is well."""
+        with self._noting(number), self._open(number) as f:
+            volume_reader.JournalReader(
+                f, self._heads[number], self._keep_mark, self._advance
+            ).read_marks()
             return True
         return False
 

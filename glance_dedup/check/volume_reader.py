@@ -24,7 +24,7 @@ DATA, ZEROS, MARK, STORED = 1, 2, 3, 4
 
 _MAGIC = b'GDVOLJ\0\0'
 _RECORD_MAGIC = b'GDVR'
-_FIELDS = struct.Struct('<8sHHI16s16s16sQQQQIIQQIIQ128s128s')
+_FIELDS = struct.Struct('<8sHHI16s16s16sQQQQIIQQIIQ128s128s128xQ')
 _MARK_FIELDS = struct.Struct('<QQ')
 _RECORD = struct.Struct('<4sIQQQQQQ')
 _MAX_SIZE = 1 << 46
@@ -53,6 +53,7 @@ class Head(typing.NamedTuple):
     state: int
     needed: int
     before: int
+    before_durable: int
     marks: int
     marks_checksum: int
 
@@ -77,7 +78,7 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
         raise ondisk.Damage('ends inside its head', len(data))
     (magic, major, minor, its_number, its_repository_id, volume_id, scope,
      seed, size, base_size, part_size, state, needed, before, _, marks,
-     project_length, marks_checksum, project, source
+     project_length, marks_checksum, project, source, before_durable
      ) = _FIELDS.unpack_from(data)
     if magic != _MAGIC:
         raise ondisk.Damage("does not start with the magic of a volume's "
@@ -88,8 +89,8 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
     if ondisk.xxh3(data[:4088]) != ondisk.stored_checksum(data, 4088):
         raise ondisk.Damage('the checksum of its head does not agree', 4088)
     head = Head(its_number, its_repository_id, volume_id, scope, seed, size,
-                base_size, part_size, state, needed, before, marks,
-                marks_checksum)
+                base_size, part_size, state, needed, before, before_durable,
+                marks, marks_checksum)
     for holds, offset, sentence in (
             (its_number == number, 12, f'says that it is journal {its_number}'
              ),
@@ -114,6 +115,8 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
              'needed'),
             (not before % _ALIGN and (not before or before >= HEAD), 104,
              f'says that the journal before it ends at {before}'),
+            (before_durable <= before, 520, 'says that the journal before it '
+             f'ends at {before}, and was durable up to {before_durable}'),
             (_is_text(project, project_length), 136,
              "has not a project's name"),
             (_is_source(source), 264, 'has not an image id'),
@@ -150,6 +153,7 @@ class JournalReader:
     :ivar end: behind the last valid record, once :meth:`read_records` was
         called
     :ivar is_stored: whether a record makes all earlier journals unnecessary
+    :ivar durable: up to where the records say that the journal was durable
     """
 
     def __init__(self, f: files.File, head: Head,
@@ -162,6 +166,7 @@ class JournalReader:
         self._sequence = 0      # of the last valid record
         self.end = head.records
         self.is_stored = False
+        self.durable = head.records
 
     def read_marks(self) -> None:
         """Read the marks of the head.
@@ -207,10 +212,11 @@ class JournalReader:
             record = self._record(self.end, self._sequence + 1)
             if record is None:
                 break
-            kind, a, b, _, length = record
+            kind, a, b, durable, length = record
             if kind == MARK:
                 self._found(a, b)
             self.is_stored |= kind == STORED
+            self.durable = max(self.durable, durable)
             self._sequence += 1
             self.end += length
             if self.end - told >= _PIECE:
@@ -243,6 +249,18 @@ class JournalReader:
                 return None
             start += _PIECE
             self._advance(_PIECE, self._file.file)
+
+    def proves_earlier(self) -> bool:
+        """Return whether a record was written after a sync of the journal.
+
+        Before that, all that is needed of earlier journals was durable.
+        """
+        if not self._head.records < self.durable < self.end:
+            return self.durable > self._head.records
+        # A record must begin there.
+        data = self._file.read_ahead(self.durable, _RECORD.size)
+        return (len(data) == _RECORD.size and self._record(
+            self.durable, _RECORD.unpack(data)[2]) is not None)
 
     def _record(self, at: int, sequence: int | None
                 ) -> tuple[int, int, int, int, int] | None:

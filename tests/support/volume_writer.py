@@ -142,14 +142,15 @@ class Journal:
         marks = b''.join(struct.pack('<QQ', *mark)
                          for mark in sorted(self.marks.items()))
         head = struct.pack(
-            '<8sHHI16s16s16sQQQQIIQQIIQ128s128s',
+            '<8sHHI16s16s16sQQQQIIQQIIQ128s128s128xQ',
             f.get('magic', b'GDVOLJ'), f['major'], f['minor'],
             f.get('number', self.number), f['repository_id'],
             f['volume_id'], f['scope'], self.seed, f['size'],
             f['base_size'], f['part_size'], f['state'], f['needed'],
             f['before'], 1700000000, f.get('marks', len(self.marks)),
             f.get('project_length', len(f['project'])),
-            xxh3(marks, self.seed), f['project'], f['source']
+            xxh3(marks, self.seed), f['project'], f['source'],
+            f.get('before_durable', f['before'])
         ).ljust(4088, b'\0')
         head += struct.pack('<Q', xxh3(head))
         return (head + marks).ljust(self.start, b'\0')

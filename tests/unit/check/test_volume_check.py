@@ -283,6 +283,7 @@ def test_a_byte_of_a_head(repository, whole, which, offset):
     ({'part_size': 3 * PART}, 88), ({'part_size': 1 << 41}, 88),
     ({'state': 0}, 96), ({'state': 4}, 96), ({'needed': 2}, 100),
     ({'needed': 0}, 100), ({'before': 4096}, 104), ({'marks': 5}, 120),
+    ({'before_durable': 8}, 520),
     ({'marks': 0xffffffff}, 120), ({'major': 2}, 8), ({'major': 0}, 8),
     ({'project': b'\xff', 'scope': bytes(16)}, 136),
     ({'project_length': 129}, 136), ({'project': b'ab', 'project_length': 1},
@@ -441,6 +442,75 @@ def test_a_frozen_journal_ends_where_the_next_says(repository, whole):
     first, _ = whole
     first.data(0, b'not read').save()
     clean(repository)
+
+
+@pytest.fixture
+def unsynced(repository, volume, group):
+    """Two journals, of which the second was begun before the first was synced.
+
+    The marks of the second one's records name a recipe that is missing.
+    """
+    repository.image(volume.recipe(1, 4), [(group, 0, 5), ('zeros', 1000)])
+    first = volume.journal(1, marks={1: 4})
+    first.data(0, noise(1), durable=first.start)
+    first.data(512, noise(2), durable=first.ends[1]).data(
+        5, noise(3), durable=first.ends[1]).save()
+    second = volume.journal(2, needed=1, before=first.end, marks={1: 4},
+                            before_durable=first.ends[2])
+    second.data(7, b'x', durable=second.start).mark(
+        1, 5, durable=second.start).save()
+    return first, second
+
+
+def test_whole_without_a_sync(repository, unsynced):
+    _, second = unsynced
+    assert only(repository).file == f'images/{second.volume.recipe(1, 5)}'
+
+
+def test_torn_and_not_durable(repository, unsynced):
+    """The later journal's head counts, and its records do not."""
+    first, _ = unsynced
+    patch(first.path, first.ends[2] + 70, b'\xee')
+    clean(repository)
+    os.truncate(first.path, first.ends[2])
+    clean(repository)
+
+
+def only_loss(repository):
+    """The one journal with a loss; the recipe is missing besides."""
+    found, missing = checker.check(repository.path).findings
+    assert missing.file.startswith('images/')
+    return found
+
+
+def test_torn_before_what_the_next_head_knows(repository, unsynced):
+    first, _ = unsynced
+    patch(first.path, first.ends[1] + 70, b'\xee')
+    found = only_loss(repository)
+    assert (found.file, found.offset) == (first.file, first.ends[1])
+    assert f'up to {first.ends[2]}:' in found.sentence
+
+
+def test_torn_before_what_its_own_records_prove(repository, unsynced):
+    first, second = unsynced
+    rewritten(second, before_durable=0)
+    patch(first.path, first.ends[1] + 70, b'\xee')
+    clean(repository)
+    patch(first.path, first.ends[0] + 70, b'\xee')
+    assert only(repository).offset == first.ends[0]
+
+
+@pytest.mark.parametrize('where', [1, 2])
+def test_torn_before_what_the_next_records_prove(repository, unsynced, where):
+    """A durable offset in the middle of a record proves nothing."""
+    first, second = unsynced
+    patch(first.path, first.ends[2] + 70, b'\xee')
+    second.data(9, b'y', durable=second.ends[where] - 8).save()
+    clean(repository)
+    second.data(9, b'y', durable=second.ends[where]).save()
+    found = only_loss(repository)
+    assert (found.file, found.offset) == (first.file, first.ends[2])
+    assert f'up to {first.end}:' in found.sentence
 
 
 @pytest.mark.parametrize('how', [
