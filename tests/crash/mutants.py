@@ -90,7 +90,9 @@ _CHECK = 'glance_dedup/check/group_reader.py'
 _KEYED_DIGEST = 'glance_dedup/engine/format/keyeddigest.c'
 _DIGESTS = 'glance_dedup/backup/digests.py'
 _VOLUME_TESTS = ('tests/unit/test_c.py::TestPlain::test_c[test_journal-plain]',
-                 'tests/unit/test_c.py::TestPlain::test_c[test_open-plain]')
+                 'tests/unit/test_c.py::TestPlain::test_c[test_open-plain]',
+                 'tests/unit/test_c.py::TestPlain::test_c[test_unsynced-plain]'
+                 )
 _FEATURE_TESTS = (
     'tests/unit/test_c.py::TestPlain::test_c[test_features-plain]',)
 _MOMENTS = ('tests/functional/test_volume_moments.py::'
@@ -503,7 +505,7 @@ MUTANTS = (
                  'GD_DIR_SPOOL, err));\n',
                  ''),),
         workload='merging'),
-    # -- volumes (V1 to V10) ----------------------------------------------
+    # -- volumes (V1 to V11) ----------------------------------------------
     Mutant(
         'journal-named-before-its-head', 'V2', (
             Edit(_JOURNAL,
@@ -548,48 +550,99 @@ MUTANTS = (
                  'GD_OK;\n'),),
         workload='volume'),
     Mutant(
-        'journal-not-synced-before-the-next', 'V6', (
+        'frozen-journal-not-synced', 'V11', (
             Edit(_VOLUME_STATE,
-                 's = gd_journal_sync(old, err);',
-                 's = GD_OK;'),),
-        workload='volume', quick=True),
+                 'gd_volume_unsynced_bytes(active) > 0 ? active : NULL;',
+                 'NULL;'),),
+        workload='volume-unsynced', quick=True),
+    Mutant(
+        'records-behind-a-torn-journal', 'V11', (
+            Edit(_RECOVERY,
+                 '        gd_overlay_clear(&volume->fresh);\n'
+                 '        r->count = 0;\n',
+                 '        r->count = 0;\n'),),
+        workload='volume-unsynced'),
+    Mutant(
+        'marks-behind-a-torn-journal', 'V11', (
+            Edit(_RECOVERY,
+                 '        gd_overlay_clear(&volume->fresh);\n'
+                 '        r->count = 0;\n',
+                 '        gd_overlay_clear(&volume->fresh);\n'),),
+        workload='volume-unsynced'),
+    Mutant(
+        'unproven-journal-not-copied', 'V4', (
+            Edit(_RECOVERY,
+                 '(reaches[i].durable == reaches[i].end ||\n'
+                 '                                   proves_earlier(next));',
+                 'next != NULL;'),),
+        tests=_VOLUME_TESTS,
+        why_not='a process must be killed, and then the machine crash'),
+    Mutant(
+        'active-journal-synced-first', 'V11', (
+            Edit(_VOLUME_STATE,
+                 'volume->unsynced != NULL ? volume->unsynced : '
+                 'volume->active;',
+                 'volume->unsynced != NULL &&\n'
+                 '                volume->active->durable == '
+                 'volume->active->end\n'
+                 '            ? volume->unsynced : volume->active;'),),
+        tests=_VOLUME_TESTS, why_not='another thread must write meanwhile'),
+    Mutant(
+        'loss-behind-a-proof-not-noticed', 'V5', (
+            Edit(_RECOVERY,
+                 '    if (proves_earlier(journal)) {\n'
+                 '        return gd_journal_lost(torn, err);\n'
+                 '    }\n',
+                 '    (void)torn, (void)err;\n'),),
+        tests=_VOLUME_TESTS, why_not='a disk must lose what was synced'),
+    Mutant(
+        'frozen-journal-dropped-before-the-marks', 'V6', (
+            Edit(_VOLUME_STATE,
+                 '    GD_TRY(make_next(volume, change, needed, &head, &made, '
+                 'err));\n'
+                 '    volume->head = head;\n'
+                 '    if (fate == GD_REPLACE) {\n'
+                 '        gd_volume_drop_frozen(volume);\n'
+                 '    }\n',
+                 '    if (fate == GD_REPLACE) {\n'
+                 '        gd_volume_drop_frozen(volume);\n'
+                 '    }\n'
+                 '    GD_TRY(make_next(volume, change, needed, &head, &made, '
+                 'err));\n'
+                 '    volume->head = head;\n'),),
+        workload='volume-unsynced'),
+    Mutant(
+        'larger-before-its-writes', 'V11', (
+            Edit(_RESIZE,
+                 '    gd_status s = gd_volume_sync(volume, err);\n',
+                 '    gd_status s = GD_OK;\n'),),
+        workload='volume-resized'),
     Mutant(
         'marks-not-synced', 'V6', (
             Edit(_CHECKPOINT,
-                 '    if (s == GD_OK) {\n'
-                 '        s = gd_volume_sync(volume, err);\n'
-                 '    }\n',
+                 '        s = gd_volume_sync(volume, err);\n',
                  ''),),
         workload='volume'),
     Mutant(
         'editions-deleted-before-the-marks', 'V6', (
             Edit(_CHECKPOINT,
-                 '    if (s == GD_OK) {\n'
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n',
-                 '    if (s == GD_OK) {\n'
-                 '        size_t made = volume->made_count;\n'
-                 '        delete_old(volume);\n'
-                 '        volume->made_count = made;\n'
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n'),),
+                 '    GD_TRY(replace_frozen(volume, go_on, err));\n',
+                 '    size_t made = volume->made_count;\n'
+                 '    delete_old(volume);\n'
+                 '    volume->made_count = made;\n'
+                 '    GD_TRY(replace_frozen(volume, go_on, err));\n'),),
         workload='volume'),
     Mutant(
         'journals-unlinked-before-they-are-stored', 'V6', (
             Edit(_CHECKPOINT,
-                 '    if (s == GD_OK) {\n'
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n',
-                 '    for (size_t i = 0; s == GD_OK && '
-                 'i < volume->frozen_count; i++) {\n'
-                 '        s = gd_volume_unlink_journal(\n'
+                 '    GD_TRY(append_marks(volume, err));\n',
+                 '    for (size_t i = 0; i < volume->frozen_count; i++) {\n'
+                 '        GD_TRY(gd_volume_unlink_journal(\n'
                  '            volume->repo->env, volume->repo->root, '
                  'volume->name,\n'
-                 '            volume->frozen[i]->number, err);\n'
+                 '            volume->frozen[i]->number, err));\n'
                  '    }\n'
-                 '    if (s == GD_OK) {\n'
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n'),),
+                 '    GD_TRY(append_marks(volume, err));\n'),),
         workload='volume'),
     Mutant(
         'editions-kept-without-marks', 'V7', (
@@ -674,11 +727,9 @@ MUTANTS = (
         'durable-behind-the-sync', 'V3', (
             Edit(_VOLUME_STATE,
                  '        journal->durable = end;\n'
-                 '    }\n'
-                 '    gd_volume',
+                 '    }\n',
                  '        journal->durable = journal->end;\n'
-                 '    }\n'
-                 '    gd_volume'),),
+                 '    }\n'),),
         tests=_VOLUME_TESTS,
         why_not='another thread must write during a sync'),
     Mutant(
@@ -690,15 +741,14 @@ MUTANTS = (
     Mutant(
         'chain-without-ends-kept', 'V4', (
             Edit(_RECOVERY,
-                 'volume->copies_all || (*before)[i] == 0;',
-                 'false;'),),
+                 'return reaches[i].end != 0 && (',
+                 'return reaches[i].end == 0 || ('),),
         tests=_VOLUME_TESTS, why_not='it takes an older program'),
     Mutant(
         'lost-records-not-noticed', 'V5', (
             Edit(_JOURNAL,
-                 '    return look_behind(scan, journal->end, err);\n',
-                 '    (void)look_behind;\n'
-                 '    return GD_OK;\n'),),
+                 '               : look_behind(scan, err);\n',
+                 '               : (void)look_behind, GD_OK;\n'),),
         tests=_VOLUME_TESTS, why_not='a disk must lose what was synced'),
     Mutant(
         'needed-journal-forgotten', 'V8', (
@@ -727,25 +777,31 @@ MUTANTS = (
     Mutant(
         'recycled-before-it-is-stored', 'V10', (
             Edit(_CHECKPOINT,
-                 '    if (s == GD_OK) {\n'
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n',
-                 '    for (size_t i = 0; s == GD_OK && '
-                 'i < volume->frozen_count; i++) {\n'
-                 '        volume->frozen[i]->users +=\n'
-                 '            recycle(volume, volume->frozen[i]);\n'
+                 '    GD_TRY(append_marks(volume, err));\n',
+                 '    for (size_t i = 0; i < volume->frozen_count; i++) {\n'
+                 '        gd_journal *frozen = volume->frozen[i];\n'
+                 '        if (volume->spare == NULL &&\n'
+                 '            gd_journal_retire(frozen, volume->name)) {\n'
+                 '            frozen->users++;\n'
+                 '            volume->spare = frozen;\n'
+                 '        }\n'
                  '    }\n'
-                 '    if (s == GD_OK) {\n'
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n'),),
+                 '    GD_TRY(append_marks(volume, err));\n'),),
         workload='volume-recycled'),
     Mutant(
         'recycled-while-it-is-read', 'V10', (
-            Edit(_CHECKPOINT,
+            Edit(_VOLUME_STATE,
                  '!journal->made || journal->users > 1 || volume->spare',
                  '!journal->made || volume->spare'),),
         tests=_VOLUME_TESTS,
         why_not='another thread must read meanwhile'),
+    Mutant(
+        'recycled-without-a-sync', 'V10', (
+            Edit(_VOLUME_STATE,
+                 '        gd_volume_unsynced_bytes(journal) > '
+                 'GD_VOLUME_LITTLE ||\n',
+                 ''),),
+        tests=_VOLUME_TESTS, why_not='it costs time only'),
     Mutant(
         'head-of-a-recycled-journal-believed', 'V10', (
             Edit(_VOLUME_NEWEST,

@@ -37,6 +37,20 @@ def test_what_is_durable_stays():
     assert model.sectors() == [2000, 2001, 0, 0]
 
 
+def test_what_is_durable_twice():
+    model = written(1000, 2000)
+    number = model.number()
+    model.did(['write', 2, 3000, 1])
+    model.kept(model.number())
+    model.did(['write', 3, 4000, 1])
+    model.kept(number)      # a checkpoint that began before
+    assert model.find(content([2000, 2001, 3000, 0])) == (0,)
+    assert model.find(content([2000, 2001, 3000, 4000])) == (1,)
+    model.opened()
+    model.did(['write', 0, 0, 4])
+    assert model.number() == 1
+
+
 def test_a_killed_process_loses_nothing_that_was_acknowledged():
     model = written(1000)
     model.returned()

@@ -79,21 +79,23 @@ class Model:
     :ivar there: whether it may be there
     :ivar absent: whether it may not
     :ivar durable: the sectors
-    :ivar acknowledged: of the last owner's deeds, so many
+    :ivar acknowledged: of the last owner's deeds in the list, so many
+    :ivar dropped: deeds of the last owner that are not in the list any more
     """
 
-    def __init__(self, durable, owners=((),), acknowledged=0, there=True,
-                 absent=True):
+    def __init__(self, durable, owners=((),), acknowledged=0, dropped=0,
+                 there=True, absent=True):
         self.durable = durable
         self.owners = [list(deeds) for deeds in owners]
         self.acknowledged = acknowledged
+        self.dropped = dropped
         self.there = there
         self.absent = absent
 
     def dump(self):
         return {'durable': self.durable, 'owners': self.owners,
-                'acknowledged': self.acknowledged, 'there': self.there,
-                'absent': self.absent}
+                'acknowledged': self.acknowledged, 'dropped': self.dropped,
+                'there': self.there, 'absent': self.absent}
 
     def opened(self, counts=None):
         """A process has become its owner.
@@ -106,7 +108,7 @@ class Model:
                            in zip(self.owners, counts)]
         if self.owners[-1]:
             self.owners.append([])
-        self.acknowledged = 0
+        self.acknowledged = self.dropped = 0
 
     def did(self, deed):
         """A deed has begun."""
@@ -117,24 +119,29 @@ class Model:
         self.acknowledged = len(self.owners[-1])
 
     def kept(self, number):
-        """Deeds of former owners, and the first of this one, are durable."""
+        """Deeds of former owners, and the first of this one, are durable.
+
+        :param number: of the last owner's deeds, dropped ones among them
+        """
         last = self.owners[-1]
-        for deed in itertools.chain(*self.owners[:-1], last[:number]):
+        count = max(0, number - self.dropped)
+        for deed in itertools.chain(*self.owners[:-1], last[:count]):
             self.durable = apply(self.durable, deed)
-        self.owners = [last[number:]]
-        self.acknowledged = max(0, self.acknowledged - number)
+        self.owners = [last[count:]]
+        self.dropped += count
+        self.acknowledged = max(0, self.acknowledged - count)
 
     def killed(self):
         """The process was killed: no acknowledged write is lost."""
-        self.kept(self.acknowledged)
+        self.kept(self.dropped + self.acknowledged)
 
     def crashed(self):
         """The machine crashed: volatile data may be lost."""
         self.acknowledged = 0
 
     def number(self):
-        """Return how many deeds of this owner may be lost."""
-        return len(self.owners[-1])
+        """Return the number of this owner's deeds."""
+        return self.dropped + len(self.owners[-1])
 
     def sectors(self):
         """Return the content as long as there is no crash."""

@@ -243,3 +243,34 @@ def volume_meeting(stage):
                 with stage.held(call, path, disk.checkpoint):
                     disk.write(5, 4)
                     disk.write(PART + 1, 9)
+
+
+@workload
+def volume_unsynced(stage):
+    """Journals are frozen without a sync, amid flushes and many writes."""
+    stage.create()
+    with stage.open() as repo:
+        recorded_volume.create(stage, repo, 'disk', 2 * PART)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(3, 9)
+            disk.flush()
+            disk.write(9, 3)
+            disk.write(PART - 2, 5)
+            with stage.held('linkat', 'images/v_', disk.checkpoint):
+                disk.write(5, 4)
+                disk.write(PART + 1, 9)
+                disk.flush()
+                disk.write(7, 4)
+            disk.write(1, 3)
+            with stage.held('linkat', 'images/v_', disk.checkpoint):
+                # More than is synced for the marks.
+                for _ in range(9):
+                    disk.write(0, 2 * PART)
+                disk.write(5, 4)
+            disk.write(6, 2)
+            disk.checkpoint()
+            disk.write(8, 9)
+            with stage.held('linkat', 'images/v_', disk.checkpoint):
+                disk.write(10, 3)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(2, 2)

@@ -93,6 +93,7 @@ static struct {
     int (*real)(const gd_env *env, int fd);
     ino_t inode;
     unsigned count;
+    ino_t last; /* of all files */
 } watched;
 
 static int
@@ -100,6 +101,7 @@ watching_fdatasync(const gd_env *env, int fd)
 {
     struct stat st;
     watched.count += fstat(fd, &st) == 0 && st.st_ino == watched.inode;
+    watched.last = st.st_ino;
     return watched.real(env, fd);
 }
 
@@ -199,7 +201,9 @@ TEST(test_frozen_journal_is_not_synced)
     CHECK_OK(model_write(P, P));
     watch_active();
     fail_checkpoint();
+    CHECK_OK(model_write(P, 9));
     CHECK_OK(model_flush());
+    CHECK(watched.last != watched.inode); /* but the active one's */
     CHECK_OK(model_write(P, 9));
     CHECK_OK(model_flush());
     CHECK_INT(watched.count, 1);
