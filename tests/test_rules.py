@@ -26,7 +26,7 @@ SUFFIXES = {'.py', '.pyi', '.c', '.h', '.rst', '.pml'}
 
 #: The page that states the rules of a letter, and the last of them.
 STATED = {'I': ('design', 14), 'N': ('protocol', 15), 'R': ('replication', 5),
-          'V': ('volumes', 10), 'B': ('batch', 7), 'M': ('daemon', 5),
+          'V': ('volumes', 11), 'B': ('batch', 7), 'M': ('daemon', 5),
           'U': ('cache', 4), 'L': ('cache', 8)}
 
 _LETTERS = ''.join(STATED)

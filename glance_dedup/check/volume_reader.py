@@ -24,7 +24,7 @@ DATA, ZEROS, MARK, STORED = 1, 2, 3, 4
 
 _MAGIC = b'GDVOLJ\0\0'
 _RECORD_MAGIC = b'GDVR'
-_FIELDS = struct.Struct('<8sHHI16s16s16sQQQQIIQQIIQ128s128s128xQ')
+_FIELDS = struct.Struct('<8sHHI16s16s16sQQQQIIQQIIQ128s128s128sQ')
 _MARK_FIELDS = struct.Struct('<QQ')
 _RECORD = struct.Struct('<4sIQQQQQQ')
 _MAX_SIZE = 1 << 46
@@ -78,7 +78,7 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
         raise ondisk.Damage('ends inside its head', len(data))
     (magic, major, minor, its_number, its_repository_id, volume_id, scope,
      seed, size, base_size, part_size, state, needed, before, _, marks,
-     project_length, marks_checksum, project, source, before_durable
+     project_length, marks_checksum, project, source, _, before_durable
      ) = _FIELDS.unpack_from(data)
     if magic != _MAGIC:
         raise ondisk.Damage("does not start with the magic of a volume's "

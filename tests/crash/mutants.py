@@ -91,8 +91,8 @@ _KEYED_DIGEST = 'glance_dedup/engine/format/keyeddigest.c'
 _DIGESTS = 'glance_dedup/backup/digests.py'
 _VOLUME_TESTS = ('tests/unit/test_c.py::TestPlain::test_c[test_journal-plain]',
                  'tests/unit/test_c.py::TestPlain::test_c[test_open-plain]',
-                 'tests/unit/test_c.py::TestPlain::test_c[test_unsynced-plain]'
-                 )
+                 'tests/unit/test_c.py::TestPlain::'
+                 'test_c[test_state_unsynced-plain]')
 _FEATURE_TESTS = (
     'tests/unit/test_c.py::TestPlain::test_c[test_features-plain]',)
 _MOMENTS = ('tests/functional/test_volume_moments.py::'

@@ -263,9 +263,9 @@ def volume_unsynced(stage):
                 disk.write(7, 4)
             disk.write(1, 3)
             with stage.held('linkat', 'images/v_', disk.checkpoint):
-                # More than is synced for the marks.
-                for _ in range(9):
-                    disk.write(0, 2 * PART)
+                # More than is synced for the marks. A record has one part.
+                for turn in range(18):
+                    disk.write(turn % 2 * PART, PART)
                 disk.write(5, 4)
             disk.write(6, 2)
             disk.checkpoint()

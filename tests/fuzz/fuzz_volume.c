@@ -45,6 +45,7 @@ take_head(const repository *r, input *in, uint8_t flags, gd_volume_head *head)
     memcpy(head->repository_id, r->params.repository_id, GD_ID_SIZE);
     uint64_t sectors = take16(in), base = take16(in);
     uint8_t part = take8(in), state = take8(in);
+    head->before_durable = part / 4 % 4; /* how; see end_head */
     head->size = sectors * GD_VOLUME_SECTOR;
     head->base_size = base;
     head->part_size = UINT64_C(1) << (16 + part % 4);
@@ -61,16 +62,36 @@ take_head(const repository *r, input *in, uint8_t flags, gd_volume_head *head)
     }
 }
 
+/* Chooses what the head says about the journal before, which may be as long as
+ * this one. */
+static void
+end_head(gd_volume_head *head, uint64_t end)
+{
+    uint64_t how = head->before_durable;
+    if (head->before > 60000) {
+        head->before = 0;
+    } else if (head->before > 30000) {
+        head->before = end;
+    }
+    head->before_durable = how == 0   ? head->before
+                           : how == 1 ? 0
+                           : how == 2 ? head->before / 2
+                                      : head->before + head->journal % 2;
+}
+
 static size_t
 take_record(input *in, const gd_volume_head *head, uint64_t sequence,
             uint8_t *out, uint64_t at)
 {
     uint8_t kind = take8(in), odd = take8(in);
+    uint64_t start = gd_volume_head_records_start(head->marks);
     gd_record record = {.kind = (gd_record_kind)(kind % 6),
                         .sequence = sequence + (odd % 16 == 1),
                         .offset = (uint64_t)take16(in) * 32,
                         .length = take16(in),
-                        .durable = odd % 16 == 2 ? take16(in) : at};
+                        .durable = odd % 16 == 2   ? take16(in)
+                                   : odd % 16 == 4 ? start
+                                                   : at};
     if (record.kind == GD_RECORD_BYTES) {
         record.length = 1 + record.length % MAX_LENGTH;
         memset(out + GD_RECORD_HEAD, kind, record.length);
@@ -106,11 +127,7 @@ make_journal(const repository *r, input *in, uint8_t flags, file *f)
     }
     size_t cut = take8(in) % 64;
     f->length = (flags & 8) != 0 ? ROOM : at - cut;
-    if (head.before > 60000) {
-        head.before = 0;
-    } else if (head.before > 30000) {
-        head.before = at; /* if the one before is as long */
-    }
+    end_head(&head, at);
     gd_volume_head_encode(&head, f->data);
     /* Journal 0 has an unknown name, and keeps the directory. */
     gd_volume_journal_name("disk", head.journal == 0 ? 1 : head.journal, name);

@@ -215,11 +215,12 @@ def spool_seeds(recipes):
 def volume_seeds():
     rng = random.Random(6)
 
-    def journal(number, needed, before, records):
-        yield struct.pack('<BBHHHBBBB', number, needed, before, 700, 1, 0, 1,
-                          0, len(records))
+    def journal(number, needed, before, records, synced=True):
+        part, odd = (0, 0) if synced else (4, 4)
+        yield struct.pack('<BBHHHBBBB', number, needed, before, 700, 1, part,
+                          1, 0, len(records))
         for kind in records:
-            yield struct.pack('<BBHH', kind, 0, rng.randrange(1000),
+            yield struct.pack('<BBHH', kind, odd, rng.randrange(1000),
                               rng.randrange(1000))
         yield b'\0'
 
@@ -228,6 +229,11 @@ def volume_seeds():
     yield b'\0' + b''.join(one)
     yield b'\1' + b''.join(two)
     yield b'\1' + b''.join(two) + struct.pack('<BHB', 0, 4200, 1)
+    # The first one is torn, at no place that is proven, and then whole.
+    torn = b'\1' + b''.join([*journal(0, 0, 0, [1, 1, 1], synced=False),
+                             *journal(1, 0, 40000, [1, 3, 1], synced=False)])
+    yield torn + struct.pack('<BHB', 0, 5500, 1)
+    yield torn
     yield from programs(7, 10, 120)
 
 

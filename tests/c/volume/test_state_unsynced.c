@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_unsynced.c - journals that are frozen without a sync: they never reach
- * the disk if they are stored first, and if the machine crashes before, the
- * last writes are lost in their order (volumes.rst, V11).
+ * test_state_unsynced.c - journals that are frozen without a sync: they never
+ * reach the disk if they are stored first, and if the machine crashes before,
+ * the last writes are lost in their order (volumes.rst, V11).
  */
 #include "engine/volume/volume.h"
 
