@@ -232,7 +232,7 @@ def volume_seeds():
     # The first one is torn, at no place that is proven, and then whole.
     torn = b'\1' + b''.join([*journal(0, 0, 0, [1, 1, 1], synced=False),
                              *journal(1, 0, 40000, [1, 3, 1], synced=False)])
-    yield torn + struct.pack('<BHB', 0, 5500, 1)
+    yield torn + struct.pack('<BHB', 0, 4100, 1)
     yield torn
     yield from programs(7, 10, 120)
 
