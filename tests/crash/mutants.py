@@ -558,10 +558,16 @@ MUTANTS = (
     Mutant(
         'records-behind-a-torn-journal', 'V11', (
             Edit(_RECOVERY,
+                 '    gd_journal_forget(journal);\n',
+                 ''),),
+        workload='volume-unsynced'),
+    Mutant(
+        'records-behind-a-torn-journal-read', 'V11', (
+            Edit(_RECOVERY,
                  '        gd_overlay_clear(&volume->fresh);\n'
                  '        r->count = 0;\n',
                  '        r->count = 0;\n'),),
-        workload='volume-unsynced'),
+        tests=_VOLUME_TESTS, why_not='the disk must be full'),
     Mutant(
         'marks-behind-a-torn-journal', 'V11', (
             Edit(_RECOVERY,

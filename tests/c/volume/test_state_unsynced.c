@@ -393,6 +393,42 @@ TEST(test_torn_frozen_journal)
     }
 }
 
+static int
+no_room(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    (void)fd;
+    *space = (gd_space){.total = 1000 << 20, .free = 1 << 20};
+    return 0;
+}
+
+/* The same, while there is no room for this owner's journal (V4). */
+TEST(test_torn_frozen_journal_on_a_full_disk)
+{
+    gd_volume_info info;
+    begin();
+    CHECK_OK(model_write(P, 9));
+    fail_checkpoint();
+    CHECK_OK(model_write(2 * P, 9));
+    saved active = save_active();
+    model_crash();
+    put_back(&active);
+    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
+    FAULTS->env.free_space = no_room;
+    fault_env_fail(FAULTS, FAULT_PWRITEV, 1, ENOSPC, true);
+    the_repo->params.reserve = 64 << 20;
+    CHECK_OK(model_open());
+    gd_volume_get_info(the_volume, &info);
+    CHECK(info.is_read_only);
+    CHECK(is_zero(P, 5 * P));
+    model_compare();
+    fault_env_heal(FAULTS);
+    FAULTS->env.free_space = real;
+    CHECK_OK(model_checkpoint());
+    CHECK(is_zero(P, 5 * P));
+    finish();
+}
+
 /* The record that the frozen journal is stored makes it superfluous, torn or
  * not. */
 TEST(test_stored_frozen_journal)
