@@ -589,10 +589,18 @@ MUTANTS = (
                  'volume->unsynced != NULL ? volume->unsynced : '
                  'volume->active;',
                  'volume->unsynced != NULL &&\n'
-                 '                volume->active->durable == '
+                 '                    volume->active->durable == '
                  'volume->active->end\n'
-                 '            ? volume->unsynced : volume->active;'),),
+                 '                ? volume->unsynced : volume->active;'),),
         tests=_VOLUME_TESTS, why_not='another thread must write meanwhile'),
+    Mutant(
+        'flush-before-the-record-of-the-end', 'V11', (
+            Edit(_CHECKPOINT,
+                 '        s = gd_volume_sync_stored(volume, err);\n',
+                 '        volume->unsynced = NULL;\n'
+                 '        s = gd_volume_sync_stored(volume, err);\n'),),
+        tests=_VOLUME_TESTS,
+        why_not='a thread must have waited since before the checkpoint'),
     Mutant(
         'loss-behind-a-proof-not-noticed', 'V5', (
             Edit(_RECOVERY,
@@ -626,7 +634,7 @@ MUTANTS = (
     Mutant(
         'marks-not-synced', 'V6', (
             Edit(_CHECKPOINT,
-                 '        s = gd_volume_sync(volume, err);\n',
+                 '        s = gd_volume_sync_stored(volume, err);\n',
                  ''),),
         workload='volume'),
     Mutant(
@@ -732,10 +740,9 @@ MUTANTS = (
     Mutant(
         'durable-behind-the-sync', 'V3', (
             Edit(_VOLUME_STATE,
-                 '        journal->durable = end;\n'
-                 '    }\n',
-                 '        journal->durable = journal->end;\n'
-                 '    }\n'),),
+                 '        journal->durable = journal->durable < end ? end : '
+                 'journal->durable;\n',
+                 '        journal->durable = journal->end;\n'),),
         tests=_VOLUME_TESTS,
         why_not='another thread must write during a sync'),
     Mutant(

@@ -147,9 +147,8 @@ append_note(gd_volume *volume, gd_record note, gd_error *err)
 }
 
 /* The marks go into the active journal, and behind them that the frozen ones
- * are stored, durably (V7, V8).  So the frozen ones are not synced any more
- * (V11).  If this fails, it is tried again with the same editions: a mark may be
- * there already. */
+ * are stored, durably (V7, V8).  If this fails, it is tried again with the same
+ * editions: a mark may be there already. */
 static gd_status
 append_marks(gd_volume *volume, gd_error *err)
 {
@@ -166,8 +165,7 @@ append_marks(gd_volume *volume, gd_error *err)
         s = append_note(volume, (gd_record){.kind = GD_RECORD_STORED}, err);
     }
     if (s == GD_OK) {
-        volume->unsynced = NULL;
-        s = gd_volume_sync(volume, err);
+        s = gd_volume_sync_stored(volume, err);
     }
     pthread_mutex_unlock(&volume->mutex);
     return s;

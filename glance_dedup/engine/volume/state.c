@@ -334,14 +334,15 @@ prepare_next_syncs(gd_volume *volume)
     }
 }
 
-/* Syncs the next journal that is not durable: the frozen one first (V11).
- * REQUIRES: the mutex, which it lets go of; no sync is under way. */
+/* Syncs a journal.  What is needed of those before is durable, or the active one
+ * has the record that it is stored (V11).  REQUIRES: the mutex, which it lets go
+ * of; no sync is under way. */
 static gd_status
-sync_next(gd_volume *volume, gd_error *err)
+sync_journal(gd_volume *volume, gd_journal *journal, gd_error *err)
 {
-    gd_journal *journal =
-        volume->unsynced != NULL ? volume->unsynced : volume->active;
     uint64_t end = journal->end;
+    gd_error own;
+    err = err == NULL ? &own : err;
     if (journal == volume->active) {
         prepare_next_syncs(volume);
     }
@@ -351,17 +352,27 @@ sync_next(gd_volume *volume, gd_error *err)
     gd_status s = gd_journal_sync(journal, err);
     pthread_mutex_lock(&volume->mutex);
     volume->syncing = false;
-    if (s != GD_OK) {
+    if (s == GD_OK) {
+        journal->durable = journal->durable < end ? end : journal->durable;
+        volume->unsynced = NULL; /* it was synced, or is stored, durably */
+    } else {
         gd_volume_set_broken(volume, err);
-    } else if (journal->durable < end) {
-        journal->durable = end;
-    }
-    if (s == GD_OK && journal == volume->unsynced) {
-        volume->unsynced = NULL;
     }
     gd_volume_release_journal(journal);
     pthread_cond_broadcast(&volume->changed);
     return s;
+}
+
+/* The same, or waits for the end of the sync that is under way.
+ * REQUIRES: the mutex, which it lets go of. */
+static gd_status
+sync_or_wait(gd_volume *volume, gd_journal *journal, gd_error *err)
+{
+    if (!volume->syncing) {
+        return sync_journal(volume, journal, err);
+    }
+    pthread_cond_wait(&volume->changed, &volume->mutex);
+    return gd_volume_require_intact(volume, err);
 }
 
 /* Returns whether any record up to `end` of the journal of this number, which
@@ -380,16 +391,22 @@ gd_volume_sync(gd_volume *volume, gd_error *err)
 {
     uint32_t number = volume->active->number;
     uint64_t end = volume->active->end;
-    gd_error own;
-    err = err == NULL ? &own : err;
     gd_status s = gd_volume_require_intact(volume, err);
     while (s == GD_OK && has_unsynced(volume, number, end)) {
-        if (volume->syncing) {
-            pthread_cond_wait(&volume->changed, &volume->mutex);
-            s = gd_volume_require_intact(volume, err);
-        } else {
-            s = sync_next(volume, err);
-        }
+        gd_journal *next = /* the frozen one first (V11) */
+            volume->unsynced != NULL ? volume->unsynced : volume->active;
+        s = sync_or_wait(volume, next, err);
+    }
+    return s;
+}
+
+gd_status
+gd_volume_sync_stored(gd_volume *volume, gd_error *err)
+{
+    uint64_t end = volume->active->end;
+    gd_status s = gd_volume_require_intact(volume, err);
+    while (s == GD_OK && volume->active->durable < end) {
+        s = sync_or_wait(volume, volume->active, err);
     }
     return s;
 }

@@ -119,6 +119,10 @@ uint64_t gd_volume_unsynced_bytes(const gd_journal *journal);
 /* Waits until all records up to the active journal's present end are durable, or
  * stored.  Lets go of the mutex meanwhile. */
 gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
+/* The same for the active journal alone, which has the record that the frozen ones
+ * are stored.  They need no sync once it is durable, and not before.
+ * REQUIRES: checkpointing. */
+gd_status gd_volume_sync_stored(gd_volume *volume, gd_error *err);
 /* Appends records to the active journal.  If the file system has no room, the
  * spare is given up (V10). */
 gd_status gd_volume_append(gd_volume *volume, gd_append *appends,

@@ -6,6 +6,12 @@
  */
 #include "engine/volume/volume.h"
 
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
 #include "engine/format/volumerecord.h"
 #include "engine/volume/volumenames.h"
 #include "tests/c/support/check.h"
@@ -467,6 +473,161 @@ TEST(test_flush_beside_a_frozen_journal)
     CHECK(!is_zero(2 * P, 9));
     CHECK(!is_zero(3 * P, 9));
     model_compare();
+    finish();
+}
+
+/* ---- a flush that waits for a whole checkpoint ---- */
+
+static struct {
+    int to_stop[2];  /* pipes: nothing is written while a thread is to wait */
+    int to_sync[2];
+    bool holds_syncs;
+    atomic_bool stopped, syncing, stored, returned, early;
+    atomic_int result;
+} slow;
+
+static void
+wait_at(const int pipe[2])
+{
+    char byte;
+    while (read(pipe[0], &byte, 1) < 0 && errno == EINTR) {
+    }
+}
+
+static void
+let_go(const int pipe[2])
+{
+    CHECK_INT(write(pipe[1], "", 1), 1);
+}
+
+static bool
+comes_true(const atomic_bool *flag, unsigned ms)
+{
+    while (!atomic_load(flag) && ms > 0) {
+        usleep(1000);
+        ms--;
+    }
+    return atomic_load(flag);
+}
+
+static void
+stop_here(int signal)
+{
+    (void)signal;
+    atomic_store(&slow.stopped, true);
+    wait_at(slow.to_stop);
+}
+
+static void *
+flush_slowly(void *arg)
+{
+    gd_error err;
+    (void)arg;
+    atomic_store(&slow.result, (int)gd_volume_flush(the_volume, &err));
+    atomic_store(&slow.returned, true);
+    return NULL;
+}
+
+static void *
+flush_at_once(void *arg)
+{
+    gd_error err;
+    (void)arg;
+    CHECK_INT(gd_volume_flush(the_volume, &err), GD_OK);
+    return NULL;
+}
+
+static ssize_t
+note_stored(const gd_env *env, int fd, const struct iovec *iov, int count,
+            uint64_t offset)
+{
+    static const uint8_t stored[8] = {'G', 'D', 'V', 'R', GD_RECORD_STORED};
+    if (iov[0].iov_len == GD_RECORD_HEAD &&
+        memcmp(iov[0].iov_base, stored, sizeof stored) == 0) {
+        atomic_store(&slow.stored, true);
+    }
+    return real_pwritev(env, fd, iov, count, offset);
+}
+
+/* Waits in the first sync.  In that of the record of the end it lets the slow flush
+ * go on, and looks whether it returns. */
+static int
+slow_fdatasync(const gd_env *env, int fd)
+{
+    if (slow.holds_syncs) {
+        slow.holds_syncs = false;
+        atomic_store(&slow.syncing, true);
+        wait_at(slow.to_sync);
+    } else if (atomic_exchange(&slow.stored, false)) {
+        let_go(slow.to_stop);
+        atomic_store(&slow.early, comes_true(&slow.returned, 300));
+    }
+    return watched.real(env, fd);
+}
+
+/* Waits until so many flushes have begun.  Those wait, or have ended. */
+static bool
+comes_to(uint64_t flushes)
+{
+    gd_volume_info info = {.head = {.counters = {.flushes = 0}}};
+    for (unsigned ms = 0; info.head.counters.flushes < flushes && ms < 60000;
+         ms++) {
+        usleep(1000);
+        gd_volume_get_info(the_volume, &info);
+    }
+    return info.head.counters.flushes >= flushes;
+}
+
+static void
+begin_slow(void)
+{
+    struct sigaction stop = {.sa_handler = stop_here};
+    memset(&slow, 0, sizeof slow);
+    CHECK(pipe(slow.to_stop) == 0 && pipe(slow.to_sync) == 0);
+    CHECK(sigaction(SIGUSR1, &stop, NULL) == 0);
+    real_pwritev = FAULTS->env.pwritev;
+    watched.real = FAULTS->env.fdatasync;
+    FAULTS->env.pwritev = note_stored;
+    FAULTS->env.fdatasync = slow_fdatasync;
+    slow.holds_syncs = true;
+}
+
+static void
+end_slow(void)
+{
+    FAULTS->env.pwritev = real_pwritev;
+    FAULTS->env.fdatasync = watched.real;
+    for (int i = 0; i < 2; i++) {
+        close(slow.to_stop[i]);
+        close(slow.to_sync[i]);
+    }
+}
+
+/* A flush returns only when what it waits for is durable or durably stored.  This
+ * one is not scheduled from the sync before it until the checkpoint's last one. */
+TEST(test_flush_waits_for_the_record_of_the_end)
+{
+    pthread_t first, second;
+    model_setup(0);
+    CHECK_OK(model_create(SIZE));
+    CHECK_OK(model_open());
+    CHECK_OK(model_write(0, 9));
+    begin_slow();
+    CHECK(pthread_create(&first, NULL, flush_at_once, NULL) == 0);
+    CHECK(comes_true(&slow.syncing, 60000));
+    CHECK_OK(model_write(P, 9)); /* not in that sync */
+    CHECK(pthread_create(&second, NULL, flush_slowly, NULL) == 0);
+    CHECK(comes_to(2)); /* and waits for the sync */
+    CHECK(pthread_kill(second, SIGUSR1) == 0);
+    CHECK(comes_true(&slow.stopped, 60000));
+    let_go(slow.to_sync);
+    pthread_join(first, NULL);
+    CHECK_OK(model_checkpoint());
+    let_go(slow.to_stop); /* in case that sync never came */
+    pthread_join(second, NULL);
+    CHECK(!slow.early);
+    CHECK_INT(slow.result, GD_OK);
+    end_slow();
     finish();
 }
 
