@@ -89,8 +89,8 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
     if ondisk.xxh3(data[:4088]) != ondisk.stored_checksum(data, 4088):
         raise ondisk.Damage('the checksum of its head does not agree', 4088)
     head = Head(its_number, its_repository_id, volume_id, scope, seed, size,
-                base_size, part_size, state, needed, before, before_durable,
-                marks, marks_checksum)
+                base_size, part_size, state, needed, before,
+                before_durable or before, marks, marks_checksum)
     for holds, offset, sentence in (
             (its_number == number, 12, f'says that it is journal {its_number}'
              ),

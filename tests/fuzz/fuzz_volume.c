@@ -74,7 +74,7 @@ end_head(gd_volume_head *head, uint64_t end)
         head->before = end;
     }
     head->before_durable = how == 0   ? head->before
-                           : how == 1 ? 0
+                           : how == 1 ? head->before > 0
                            : how == 2 ? head->before / 2
                                       : head->before + head->journal % 2;
 }

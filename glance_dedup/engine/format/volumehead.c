@@ -96,6 +96,9 @@ gd_volume_head_decode(const uint8_t in[GD_VOLUME_HEAD], const char *file,
     if (!good || !in_bounds(value)) {
         return gd_fail(err, GD_CORRUPT, "%s: the head is damaged", file);
     }
+    if (value->before_durable == 0) {
+        value->before_durable = value->before; /* of a time when it always was */
+    }
     char name[GD_NAME_SIZE];
     return value->source[0] == '\0' ||
                    gd_names_image(value->source, name, NULL) == GD_OK

@@ -21,6 +21,7 @@ example(void)
     gd_volume_head head = {.journal = 7,
                            .needed = 5,
                            .before = 0x1122334455667788,
+                           .before_durable = 0x1122334455660008,
                            .seed = 0x0102030405060708,
                            .size = 0x50000,
                            .base_size = 0x40200,
@@ -93,7 +94,8 @@ TEST(test_known_bytes)
               "0400000000000000" "0500000000000000" "0600000000000000"
               "0700000000000000" "0800000000000000" "0900000000000000"
               "0a00000000000000" "0b00000000000000" "0c00000000000000"},
-        {4088, "9d3502e44f7fb98d"}};
+        {520, "0800665544332211"},
+        {4088, "175743680150744d"}};
     const gd_volume_head head = example();
     gd_volume_head again;
     uint8_t raw[GD_VOLUME_HEAD];
@@ -108,6 +110,10 @@ TEST(test_known_bytes)
     CHECK(strcmp(again.source, "image_-1") == 0);
     CHECK_INT(again.counters.overwritten, 9);
     CHECK_INT(again.counters.prefetched, 12);
+    gd_put64(raw + 520, 0); /* up to the end */
+    seal(raw);
+    CHECK_INT(decode(raw, &again), GD_OK);
+    CHECK(again.before_durable == head.before);
 }
 
 TEST(test_damaged_bytes)
@@ -182,6 +188,8 @@ TEST(test_bounds)
         {124, 4, UINT32_MAX, GD_CORRUPT},
         {264, 4, 0x2f2e2e2f, GD_CORRUPT},   /* no image's id */
         {264, 8, 0, GD_OK},
+        {520, 8, 0x1122334455667788, GD_OK}, /* durable before */
+        {520, 8, 0x1122334455667789, GD_CORRUPT},
     };
     const gd_volume_head head = example();
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++) {

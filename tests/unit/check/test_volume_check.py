@@ -491,9 +491,18 @@ def test_torn_before_what_the_next_head_knows(repository, unsynced):
     assert f'up to {first.ends[2]}:' in found.sentence
 
 
-def test_torn_before_what_its_own_records_prove(repository, unsynced):
+def test_torn_before_a_head_that_needs_all(repository, unsynced):
     first, second = unsynced
     rewritten(second, before_durable=0)
+    patch(first.path, first.ends[2] + 70, b'\xee')
+    found = only_loss(repository)
+    assert (found.file, found.offset) == (first.file, first.ends[2])
+    assert f'up to {first.end}:' in found.sentence
+
+
+def test_torn_before_what_its_own_records_prove(repository, unsynced):
+    first, second = unsynced
+    rewritten(second, before_durable=first.start)
     patch(first.path, first.ends[1] + 70, b'\xee')
     clean(repository)
     patch(first.path, first.ends[0] + 70, b'\xee')
