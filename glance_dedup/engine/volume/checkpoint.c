@@ -255,7 +255,10 @@ replace_frozen(gd_volume *volume, bool go_on, gd_error *err)
     pthread_mutex_unlock(&volume->mutex);
     if (go_on && much) {
         set_parts(volume); /* the new head has their marks */
-        return rotate(volume, GD_REPLACE, err);
+        gd_status s = rotate(volume, GD_REPLACE, err);
+        if (s != GD_NOSPACE) {
+            return s;
+        }
     }
     GD_TRY(append_marks(volume, err));
     GD_TRY(gd_volume_confirm_owner(volume, err));

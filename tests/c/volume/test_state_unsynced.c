@@ -70,6 +70,18 @@ read_sectors(uint64_t first, uint64_t count, uint8_t *out)
                             &the_scratch.err));
 }
 
+static bool
+is_zero(uint64_t first, uint64_t count)
+{
+    static uint8_t got[SIZE * 512];
+    bool zero = true;
+    read_sectors(first, count, got);
+    for (uint64_t i = 0; i < count * 512; i++) {
+        zero = zero && got[i] == 0;
+    }
+    return zero;
+}
+
 static void
 journal_name(uint32_t back, char name[GD_NAME_SIZE])
 {
@@ -262,6 +274,31 @@ TEST(test_marks_in_the_next_head)
 }
 
 static void
+fill_disk_amid(void)
+{
+    write_much(5 * P);
+    watch_active();
+    fault_env_fail(FAULTS, FAULT_LINKAT, 2, ENOSPC, false); /* the journal's */
+}
+
+/* Without room for another journal, the active one gets the marks, as it does
+ * after a little. */
+TEST(test_marks_on_a_full_disk)
+{
+    begin();
+    write_much(P);
+    checkpoint_with(fill_disk_amid);
+    CHECK_INT(fault_env_faults(FAULTS), 1);
+    CHECK_INT(count_files("journal-"), 1);
+    CHECK_INT(watched.count, 1);
+    model_compare();
+    model_crash();
+    CHECK_OK(model_open());
+    CHECK(!is_zero(5 * P, P));
+    finish();
+}
+
+static void
 snapshot_amid(void)
 {
     write_much(5 * P);
@@ -324,18 +361,6 @@ put_back(saved *s)
     scratch_truncate(&the_scratch, s->name, s->length);
     scratch_write(&the_scratch, s->name, s->data, s->length, 0);
     free(s->data);
-}
-
-static bool
-is_zero(uint64_t first, uint64_t count)
-{
-    static uint8_t got[SIZE * 512];
-    bool zero = true;
-    read_sectors(first, count, got);
-    for (uint64_t i = 0; i < count * 512; i++) {
-        zero = zero && got[i] == 0;
-    }
-    return zero;
 }
 
 static ssize_t (*real_pwritev)(const gd_env *env, int fd,
