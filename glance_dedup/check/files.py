@@ -97,17 +97,6 @@ def _open(name: str, directory: int) -> tuple[int, bool]:
     return access.open_file(name, flags, directory), False
 
 
-def _open_renewed(name: str, directory: int) -> tuple[int, bool]:
-    """Open a file that may have another inode than this host remembers."""
-    try:
-        return _open(name, directory)
-    except OSError as e:
-        if e.errno != errno.ESTALE:
-            raise
-    renew_names(directory)
-    return _open(name, directory)
-
-
 def renew_names(directory: int) -> None:
     """Forget names that another host may have changed.
 
@@ -118,15 +107,22 @@ def renew_names(directory: int) -> None:
                      dir_fd=directory))
 
 
-def _open_any(names: tuple[str, ...], directory: int) -> tuple[int, bool]:
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            return _open_renewed(name, directory)
-    renew_names(directory)
+def _open_first(names: tuple[str, ...], directory: int) -> tuple[int, bool]:
     for name in names[:-1]:
         with contextlib.suppress(FileNotFoundError):
-            return _open_renewed(name, directory)
-    return _open_renewed(names[-1], directory)
+            return _open(name, directory)
+    return _open(names[-1], directory)
+
+
+def _open_any(names: tuple[str, ...], directory: int) -> tuple[int, bool]:
+    """Open a file that may have another inode than this host remembers."""
+    try:
+        return _open_first(names, directory)
+    except OSError as e:
+        if e.errno not in _FORGOTTEN:
+            raise
+    renew_names(directory)
+    return _open_first(names, directory)
 
 
 class File:

@@ -15,9 +15,8 @@ enum {
     WINDOW = 1 << 20, /* bytes stored at once */
     MIN_BLOCK = 512,
     WINDOW_BLOCKS = WINDOW / MIN_BLOCK,
-    TRIED = 256,     /* blocks that are compared in any case, and then all as long
-                      * as one of */
-    EQUAL_ONE_OF = 8, /* is equal */
+    TRIED = 256,      /* blocks that are compared in any case; then all as long */
+    EQUAL_ONE_OF = 8, /* as one of so many is equal */
 };
 
 /* ---- transactions ---- */
@@ -63,10 +62,8 @@ copy_unchanged(gd_transaction *transaction, const gd_part_source *source,
 
 typedef struct writer {
     gd_edition_batch *batch;
-    gd_transaction *transaction;
     gd_part_source source;
     const gd_overlay *overlay;
-    const gd_edition_hints *hints;
     uint64_t start;  /* of the part, in the volume */
     uint64_t length; /* of the part */
     uint32_t block;
@@ -143,7 +140,7 @@ is_in(const writer *w, const gd_fslayout *ranges, uint64_t *end)
 static gd_dedup
 choose_dedup(const writer *w, uint64_t *end)
 {
-    const gd_edition_hints *hints = w->hints;
+    const gd_edition_hints *hints = w->batch->hints;
     if (hints->no_dedup) {
         return GD_DEDUP_OFF;
     }
@@ -273,7 +270,7 @@ static gd_status
 store_window(writer *w, uint64_t end, gd_error *err)
 {
     gd_dedup dedup = choose_dedup(w, &end);
-    gd_transaction_set_lookup_mode(w->transaction, dedup);
+    gd_transaction_set_lookup_mode(w->batch->transaction, dedup);
     uint32_t lengths[WINDOW_BLOCKS];
     gd_address addresses[WINDOW_BLOCKS], old[WINDOW_BLOCKS];
     size_t count = 0;
@@ -286,8 +283,8 @@ store_window(writer *w, uint64_t end, gd_error *err)
         find_old(w, end, old);
     }
     GD_TRY(fill_window(w, end, err));
-    GD_TRY(gd_transaction_write_blocks(w->transaction, w->window, lengths, old,
-                                       count, addresses, err));
+    GD_TRY(gd_transaction_write_blocks(w->batch->transaction, w->window,
+                                       lengths, old, count, addresses, err));
     count_window(w, dedup, lengths, old, addresses, count);
     w->at = end;
     return GD_OK;
@@ -305,7 +302,7 @@ store_zeros(writer *w, const gd_piece *piece, bool *done, gd_error *err)
     if (!*done) {
         return GD_OK;
     }
-    gd_status s = add_zeros(w->transaction, end - w->at, err);
+    gd_status s = add_zeros(w->batch->transaction, end - w->at, err);
     w->at = end;
     return s;
 }
@@ -321,7 +318,8 @@ write_part(writer *w, gd_error *err)
                             ? w->length
                             : piece_from(w, piece) / w->block * w->block;
         if (from > w->at) {
-            s = copy_unchanged(w->transaction, &w->source, w->at, from, err);
+            s = copy_unchanged(w->batch->transaction, &w->source, w->at, from,
+                               err);
             w->at = from;
             continue;
         }
@@ -412,9 +410,7 @@ gd_edition_add(gd_edition_batch *batch, const gd_overlay *overlay,
     gd_volume_edition_id(head->volume_id, edition.part, edition.edition, id);
     GD_TRY(next_edition(batch, id, err));
     writer w = {.batch = batch,
-                .transaction = batch->transaction,
                 .overlay = overlay,
-                .hints = batch->hints,
                 .start = edition.part * head->part_size,
                 .block = batch->parts->repo->params.block_size};
     w.length = head->size - w.start < head->part_size ? head->size - w.start

@@ -80,7 +80,7 @@ scan_newest(recovery *r, gd_error *err)
     return GD_OK;
 }
 
-/* What the head of the next journal says about one. */
+/* The ends of a journal, as the head of the next one has them. */
 typedef struct reach {
     uint64_t end;     /* of its records; 0: it is not named */
     uint64_t durable; /* up to where they were durable then */

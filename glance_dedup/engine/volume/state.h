@@ -75,7 +75,7 @@ typedef struct gd_volume_change {
 
 /* The head as it is. */
 void gd_volume_copy_head(gd_volume *volume, gd_volume_head *head);
-/* What the present journals are when a new one begins. */
+/* The fate of the present journals when a new one begins. */
 typedef enum gd_volume_fate {
     GD_FREEZE,  /* nothing is frozen; the active one is if it has records */
     GD_REPLACE, /* likewise, and the frozen ones are in the parts' editions */

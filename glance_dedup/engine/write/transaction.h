@@ -75,8 +75,8 @@ gd_status gd_transaction_add(gd_transaction *transaction,
 /* Appends blocks that were cut elsewhere and lie one behind the other in data;
  * they are not cut again.  old[i] is where an equal block may be, which is
  * verified before the block is looked up, or group 0; old may be NULL.
- * *addresses[i] is each block's address, or group 0 if
- * it is all zeros.  The block can be read there after gd_transaction_sync.
+ * *addresses[i] is each block's address, or group 0 if it is all zeros.  The
+ * block can be read there after gd_transaction_sync.
  * GD_INVALID for a block that is empty or longer than the longest allowed, and
  * after a write that ended within a block. */
 gd_status gd_transaction_write_blocks(gd_transaction *transaction,

@@ -229,8 +229,8 @@ TEST(test_frozen_journal_is_not_synced)
     finish();
 }
 
-/* What comes during a checkpoint is not synced for its marks, if it is much:
- * the next checkpoint begins with it. */
+/* Writes during a checkpoint are not synced for its marks, if they are many:
+ * the next checkpoint begins with them. */
 TEST(test_marks_in_the_next_head)
 {
     gd_volume_head head;

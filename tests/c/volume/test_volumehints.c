@@ -182,7 +182,7 @@ TEST_WITH(test_other_bytes_in_place, setup(), teardown())
     CHECK_INT(c.duplicate, 0);
 }
 
-/* Where most blocks are new, the rest is not compared. */
+/* The rest is not compared if most blocks are new. */
 TEST_WITH(test_mostly_other_bytes, setup(), teardown())
 {
     open_it(false);
