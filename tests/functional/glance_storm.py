@@ -26,6 +26,7 @@ import sys
 import time
 import traceback
 
+from tests.functional import event_logs
 from tests.functional import glance_server
 from tests.functional import storm
 
@@ -259,11 +260,7 @@ def read_logs(logs, images=None):
     images = {} if images is None else images
     events, reads = {}, []
     for log in logs:
-        for line in log.read_text().splitlines() if log.exists() else []:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue    # a killed process's last line
+        for event in event_logs.read(log):
             assert 'failure' not in event, event['failure']
             pair = events.setdefault(event['number'], [None, None])
             pair[event['phase'] == 'end'] = event

@@ -30,6 +30,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
+from tests.functional import event_logs
 from tests.functional import glance_server
 from tests.functional import glance_storm
 from tests.functional import storm
@@ -383,17 +384,14 @@ class Soak:
         self.done['read bytes'] += sum(last['bytes'] for _, last in reads)
         for logs in self.logs.values():
             for log in logs:
-                for line in (log.read_text().splitlines()
-                             if log.exists() else []):
-                    with contextlib.suppress(ValueError):
-                        event = json.loads(line)
-                        done = (event['phase'] == 'end'
-                                and event.get('status', 204) == 204)
-                        if event['op'] == 'put' and done:
-                            self.done['uploads'] += 1
-                            self.done['upload bytes'] += event['bytes']
-                        elif event['op'] == 'delete' and done:
-                            self.done['deletes'] += 1
+                for event in event_logs.read(log):
+                    done = (event['phase'] == 'end'
+                            and event.get('status', 204) == 204)
+                    if event['op'] == 'put' and done:
+                        self.done['uploads'] += 1
+                        self.done['upload bytes'] += event['bytes']
+                    elif event['op'] == 'delete' and done:
+                        self.done['deletes'] += 1
 
     # -- what processes keep -----------------------------------------------
 

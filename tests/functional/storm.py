@@ -28,6 +28,7 @@ import traceback
 from glance_dedup.base import exceptions
 from glance_dedup.client import client_errors
 from glance_dedup.client import daemon_client
+from tests.functional import event_logs
 from tests.functional import volume_storm
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
@@ -276,13 +277,7 @@ def read_logs(logs, uploads=None, may_fail=(), until=math.inf):
     reads, unfinished = [], []
     for log in logs:
         begun = {}
-        # A process that was killed may not have come to make its log.
-        lines = log.read_text().splitlines() if log.exists() else []
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a killed process's last line
+        for event in event_logs.read(log):
             if 'failure' in event:
                 words = event['failure'].splitlines()[-1]
                 assert words.partition(':')[0].rpartition('.')[2] in (

@@ -11,12 +11,12 @@ not before its last write: all bytes are in the page cache.
 
 import contextlib
 import dataclasses
-import json
 import random
 import time
 
 from glance_dedup.base import exceptions
 from glance_dedup.repository import openvolumes
+from tests.functional import event_logs
 
 NAME = 'disk'
 #: Two parts.
@@ -154,12 +154,7 @@ def read_sessions(logs):
     """Return the sessions in the logs, in their order."""
     sessions = {}
     for log in logs:
-        lines = log.read_text().splitlines() if log.exists() else []
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue            # a killed process's last line
+        for event in event_logs.read(log):
             if event.get('op') != 'volume':
                 continue
             if event['phase'] == 'open':
