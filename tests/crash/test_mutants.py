@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tests find the bugs of ``mutants.py``."""
+"""The tests find the bugs of ``mutants``."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 
 from tests.crash import exploration
 from tests.crash import mutants
+from tests.crash.mutants import mutant_trees
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +22,7 @@ TIMEOUT = 1500
 
 @pytest.fixture(scope='module')
 def builder(tmp_path_factory):
-    return mutants.Builder(tmp_path_factory.mktemp('objects'))
+    return mutant_trees.Builder(tmp_path_factory.mktemp('objects'))
 
 
 def by_explorer():
@@ -38,7 +39,7 @@ def by_tests():
 def run(tree, *arguments):
     return subprocess.run(
         [sys.executable, '-m', *arguments], cwd=tree,
-        env=mutants.environment(tree), capture_output=True, text=True,
+        env=mutant_trees.environment(tree), capture_output=True, text=True,
         timeout=TIMEOUT)
 
 
@@ -51,7 +52,7 @@ def run_tests(tree, mutant):
 @pytest.mark.parametrize('mutant', mutants.MUTANTS, ids=lambda m: m.name)
 def test_fits(mutant):
     """No mutant is outdated, and each names the tests that find it."""
-    mutants.edited(mutant)
+    mutant_trees.edited(mutant)
     assert bool(mutant.workload) != bool(mutant.why_not)
     assert mutant.workload in exploration.WORKLOADS or mutant.tests
 
@@ -60,7 +61,7 @@ def test_ordinary_tests_exist():
     """The tests that find mutants exist under their names."""
     names = {name for mutant in mutants.MUTANTS for name in mutant.tests
              if name.startswith('tests/')}
-    found = run(mutants.TOP, 'pytest', '-q', '--collect-only', '-n', '0',
+    found = run(mutant_trees.TOP, 'pytest', '-q', '--collect-only', '-n', '0',
                 '-p', 'no:cacheprovider', *sorted(names))
     assert names and found.returncode == 0, found.stderr
 
@@ -71,7 +72,7 @@ def test_ordinary_tests_exist():
 def test_explorer_finds(mutant, builder, tmp_path):
     tree = tmp_path / 'tree'
     builder.build(mutant, tree)
-    found = run(mutants.TOP, 'tests.crash.explorer', '--tree', str(tree),
+    found = run(mutant_trees.TOP, 'tests.crash.explorer', '--tree', str(tree),
                 '--workload', mutant.workload, '--states', str(STATES),
                 '--seconds', str(SECONDS), '--keep', str(tmp_path / 'kept'))
     lines = found.stdout.splitlines()

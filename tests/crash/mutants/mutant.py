@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The class of mutants; ``mutants.py`` has the mutants."""
+"""The class of mutants."""
 
 import dataclasses
 
@@ -33,3 +33,8 @@ class Mutant:
     """Why a crash alone does not show it."""
     quick: bool = False
     """It is looked for in every run of the tests."""
+
+
+def c_tests(program: str) -> tuple[str, ...]:
+    """Return the tests of a program ``test_PROGRAM`` in C."""
+    return (f'tests/unit/test_c.py::TestPlain::test_c[test_{program}-plain]',)
