@@ -258,9 +258,8 @@ MUTANTS = (
     Mutant(
         'durable-behind-the-sync', 'V3', (
             Edit(_VOLUME_STATE,
-                 '        journal->durable = journal->durable < end ? end : '
-                 'journal->durable;\n',
-                 '        journal->durable = journal->end;\n'),),
+                 'journal->durable < end ? end : journal->durable;',
+                 'journal->durable < end ? journal->end : end;'),),
         tests=_VOLUME_TESTS,
         why_not='another thread must write during a sync'),
     Mutant(
