@@ -42,11 +42,11 @@ def is_threaded(program):
 
 
 #: A minute each: with sanitizers only a part of their cases is tried.
-LONG_SWEEPS = {'test_open', 'test_array'}
+LONG_SWEEPS = {'test_volume_faults', 'test_array'}
 
 
 def marks_of(program, variant):
-    if program.stem == 'test_open' and variant != 'plain':
+    if program.stem == 'test_volume_faults' and variant != 'plain':
         return pytest.mark.long
     return pytest.mark.slow if program.stem in LONG_SWEEPS else ()
 

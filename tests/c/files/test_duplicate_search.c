@@ -427,10 +427,6 @@ check_current(const char *wanted, bool whole)
 
 /* ---- several hosts ---- */
 
-typedef int (*list_call)(const gd_env *env, int dir, const char *path,
-                         void (*visit)(void *arg, const char *name),
-                         void *arg);
-static list_call real_list;
 static int listings, blind_every;
 
 typedef struct visitor {
@@ -455,15 +451,14 @@ list_amid_merges(const gd_env *env, int dir, const char *path,
 {
     visitor v = {visit, arg};
     return listings++ % blind_every == 0
-               ? real_list(env, dir, path, visit_others, &v)
-               : real_list(env, dir, path, visit, arg);
+               ? fault_table.list(env, dir, path, visit_others, &v)
+               : fault_table.list(env, dir, path, visit, arg);
 }
 
 TEST(test_listing_while_others_merge)
 {
     gd_index_list list;
     begin();
-    real_list = x.f.env.list;
     x.f.env.list = list_amid_merges;
     listings = 0;
     blind_every = 100;
@@ -474,7 +469,7 @@ TEST(test_listing_while_others_merge)
     blind_every = 2;
     CHECK_INT(gd_shards_list(shards, &list, &x.err), GD_BUSY);
     CHECK(list.files == NULL && list.count == 0);
-    x.f.env.list = real_list;
+    x.f.env.list = fault_table.list;
     end();
 }
 
@@ -506,19 +501,15 @@ go_on_without_the_last_run(void)
     }
 }
 
-typedef int (*link_call)(const gd_env *env, int dir, const char *old,
-                         const char *name);
-static link_call real_link;
-
 static int
 link_after_others(const gd_env *env, int dir, const char *old,
                   const char *name)
 {
     if (strncmp(name, "index/shard-", 12) == 0) {
-        x.f.env.linkat = real_link;
+        x.f.env.linkat = fault_table.linkat;
         go_on_without_the_last_run();
     }
-    return real_link(env, dir, old, name);
+    return fault_table.linkat(env, dir, old, name);
 }
 
 /* Its generation is no longer the highest, and no other host has merged the
@@ -543,7 +534,6 @@ TEST(test_two_at_once_without_locks)
         CHECK_INT(gd_duplicate_search_step(late, 100, &more, &bytes, &x.err),
                   GD_OK);
         x.f.env.lock = lock_nothing;
-        real_link = x.f.env.linkat;
         if (at_the_link) {
             x.f.env.linkat = link_after_others;
         } else {

@@ -162,7 +162,6 @@ TEST_WITH(test_a_handle, setup(), teardown())
     gd_repo_close(repo);
 }
 
-static int (*real_fsync)(const gd_env *env, int fd);
 static bool excluded_at_sync;
 
 static int
@@ -171,7 +170,7 @@ look_and_sync(const gd_env *env, int fd)
     excluded_at_sync = is_excluded(GD_FEATURE_LISTED_SEGMENTS);
     CHECK(raw_lock(GD_FEATURE_LISTED_SEGMENTS + 1, F_RDLCK) >= 0);
     CHECK(scratch_exists(&x, "features/listed-segments"));
-    return real_fsync(env, fd);
+    return fault_table.fsync(env, fd);
 }
 
 /* N15.2: older programs are out until the file is durable; this one's peers,
@@ -180,7 +179,6 @@ TEST_WITH(test_older_programs_are_out, setup(), teardown())
 {
     CHECK_INT(gd_locks_lock_features_shared(locks, GD_FEATURE_COUNT, &x.err),
               GD_OK);
-    real_fsync = x.f.env.fsync;
     x.f.env.fsync = look_and_sync;
     CHECK_INT(set(GD_FEATURE_LISTED_SEGMENTS), GD_OK);
     CHECK(excluded_at_sync);
@@ -295,8 +293,6 @@ TEST(test_unknown_features)
                   "a-name-that-is-longer-than-the-room'");
 }
 
-static int (*real_lock)(const gd_env *env, int fd, uint64_t byte, short type);
-
 /* A newer program sets a feature just before. */
 static int
 set_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
@@ -304,14 +300,13 @@ set_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
     if (byte == FEATURE_BYTE(GD_FEATURE_COUNT)) {
         scratch_write(&x, "features/of-the-future", "", 0, 0);
     }
-    return real_lock(env, fd, byte, type);
+    return fault_table.lock(env, fd, byte, type);
 }
 
 /* N15.3: the features are read when the handle has its byte. */
 TEST_WITH(test_a_feature_that_is_set_meanwhile, setup(), teardown())
 {
     gd_repo *repo;
-    real_lock = x.f.env.lock;
     x.f.env.lock = set_and_lock;
     CHECK_INT(scratch_try_repo(&x, false, &repo), GD_VERSION);
     CHECK_CONTAINS(x.err.text, "'of-the-future'");

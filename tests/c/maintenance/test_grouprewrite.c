@@ -485,19 +485,12 @@ TEST_WITH(test_old_file_comes_back, rewrite_setup(&t, false),
 }
 
 /* A rename that reports an error may have happened all the same. */
-static int
-rename_and_fail(const gd_env *env, int dir, const char *from, const char *to)
-{
-    (void)env;
-    return renameat(dir, from, dir, to) == 0 ? -EIO : -errno;
-}
-
 TEST_WITH(test_rename_done_after_all, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {
     gd_published record;
     gd_entry entries[SLOTS];
-    t.x.f.env.renameat = rename_and_fail;
+    t.x.f.env.renameat = fault_lying_renameat;
     own_group(&t, 1);
     free_group_slots(&t, 0, 16);
     require_rewritten(&t);

@@ -516,8 +516,6 @@ TEST_WITH(test_unmarked_damage, setup("sha256", true), teardown())
     expect(new.numbers[3], old.numbers[3], GD_CORRUPT, "checksum");
 }
 
-static int (*real_renameat)(const gd_env *env, int dir, const char *from,
-                            const char *to);
 static gd_status lock_at_rename;
 
 static int
@@ -528,7 +526,7 @@ rename_and_look(const gd_env *env, int dir, const char *from, const char *to)
     if (lock_at_rename == GD_OK) {
         gd_locks_unlock_image(x.env, lock);
     }
-    return real_renameat(env, dir, from, to);
+    return fault_table.renameat(env, dir, from, to);
 }
 
 /* The entry has another block's fingerprint, and is valid (I7). */
@@ -626,11 +624,10 @@ TEST_WITH(test_image_lock_is_held, setup("sha256", false), teardown())
     CHECK(!exchange(merge));
     CHECK_INT(spooled("O-"), 0);
     gd_locks_unlock_image(x.env, lock);
-    real_renameat = x.f.env.renameat;
     x.f.env.renameat = rename_and_look;
     CHECK(exchange(merge));
     CHECK_INT(lock_at_rename, GD_BUSY);
-    x.f.env.renameat = real_renameat;
+    x.f.env.renameat = fault_table.renameat;
     /* The lock was released. */
     CHECK_INT(gd_locks_lock_image(x.env, x.root, "new", 0, &lock, &x.err),
               GD_OK);
@@ -741,19 +738,10 @@ TEST(test_faults)
     sweep(FAULT_LOCK, EAGAIN, false);
 }
 
-/* A rename that succeeds and reports an error. */
-static int
-lying_rename(const gd_env *env, int dir, const char *from, const char *to)
-{
-    (void)env;
-    (void)renameat(dir, from, dir, to);
-    return -EIO;
-}
-
 TEST_WITH(test_rename_that_lies, setup("sha256", false), teardown())
 {
     gd_merge *merge = merge_all("new", "old");
-    x.f.env.renameat = lying_rename;
+    x.f.env.renameat = fault_lying_renameat;
     CHECK(exchange(merge));
     gd_merge_close(merge);
     CHECK_INT(spooled("X-"), 0);

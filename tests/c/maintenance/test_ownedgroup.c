@@ -77,7 +77,6 @@ replace_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
 
 static uint64_t unlocked[2];
 static size_t unlocks;
-static int (*real_lock)(const gd_env *env, int fd, uint64_t byte, short type);
 
 static int
 note_unlock(const gd_env *env, int fd, uint64_t byte, short type)
@@ -85,7 +84,7 @@ note_unlock(const gd_env *env, int fd, uint64_t byte, short type)
     if (type == F_UNLCK && unlocks < 2) {
         unlocked[unlocks++] = byte;
     }
-    return real_lock(env, fd, byte, type);
+    return fault_table.lock(env, fd, byte, type);
 }
 
 /* The lease is released last: its next holder may take the exclusive lock at
@@ -93,11 +92,10 @@ note_unlock(const gd_env *env, int fd, uint64_t byte, short type)
 TEST_WITH(test_leaving, owned_setup(&t), owned_teardown(&t))
 {
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    real_lock = t.x.f.env.lock;
     t.x.f.env.lock = note_unlock;
     unlocks = 0;
     gd_owned_group_close(t.owned);
-    t.x.f.env.lock = real_lock;
+    t.x.f.env.lock = fault_table.lock;
     CHECK_INT(unlocks, 2);
     CHECK_INT(unlocked[0], (UINT64_C(1) << 32) + 1);
     CHECK_INT(unlocked[1], 1);
@@ -239,8 +237,6 @@ TEST_WITH(test_unlink_is_refused, owned_setup(&t), owned_teardown(&t))
     gd_owned_group_close(t.owned);
 }
 
-static int (*real_list)(const gd_env *, int, const char *,
-                        void (*)(void *, const char *), void *);
 static scratch *racing;
 
 /* After the listing others make three groups, and remove all but the last. */
@@ -248,7 +244,7 @@ static int
 list_and_overtake(const gd_env *env, int dir, const char *path,
                   void (*visit)(void *, const char *), void *arg)
 {
-    int rc = real_list(env, dir, path, visit, arg);
+    int rc = fault_table.list(env, dir, path, visit, arg);
     if (racing != NULL) {
         scratch_write(racing, "groups/00000005", "x", 1, 0);
         racing = NULL;
@@ -260,7 +256,6 @@ list_and_overtake(const gd_env *env, int dir, const char *path,
 TEST_WITH(test_numbers_are_not_used_again, owned_setup(&t), owned_teardown(&t))
 {
     uint32_t number;
-    real_list = t.x.f.env.list;
     t.x.f.env.list = list_and_overtake;
     racing = &t.x;
     CHECK_INT(gd_group_create(t.x.env, t.x.root, &t.x.params, &gd_global_scope,

@@ -336,7 +336,6 @@ TEST_WITH(test_lost_segments, setup(GD_CODEC_LZ4), teardown())
 
 /* The disk refuses to read the group's file, which has that inode. */
 static ino_t bad_inode;
-static ssize_t (*good_pread)(const gd_env *, int, void *, size_t, uint64_t);
 
 static ssize_t
 pread_or_not(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
@@ -344,7 +343,7 @@ pread_or_not(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
     struct stat st;
     bool bad = fstat(fd, &st) == 0 && st.st_ino == bad_inode;
     return bad && offset >= 8192 ? -EIO
-                                 : good_pread(env, fd, buf, len, offset);
+                                 : fault_table.pread(env, fd, buf, len, offset);
 }
 
 TEST_WITH(test_unreadable_segments, setup(GD_CODEC_LZ4), teardown())
@@ -353,16 +352,15 @@ TEST_WITH(test_unreadable_segments, setup(GD_CODEC_LZ4), teardown())
     CHECK_INT(write_spares(addresses, BLOCKS - 1), GD_OK);
     REQUIRE(fstatat(repo->root, GROUP_1, &st, 0) == 0);
     bad_inode = st.st_ino;
-    good_pread = x.f.env.pread;
     x.f.env.pread = pread_or_not;
     CHECK_INT(get(), GD_IO);
     CHECK_CONTAINS(x.err.text, GROUP_1);
-    x.f.env.pread = good_pread;
+    x.f.env.pread = fault_table.pread;
     CHECK_INT(write_spares(addresses, BLOCKS), GD_OK);
     x.f.env.pread = pread_or_not;
     clock_now++;
     CHECK_INT(get(), GD_OK);
-    x.f.env.pread = good_pread;
+    x.f.env.pread = fault_table.pread;
 }
 
 /* Every byte of the copies is changed, while they are needed: reads never

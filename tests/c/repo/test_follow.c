@@ -567,7 +567,6 @@ TEST(test_faults)
 
 /* A process is killed at its nth system call. */
 static uint64_t calls_left;
-static int (*real_openat)(const gd_env *, int, const char *, int, mode_t);
 
 static int
 openat_or_die(const gd_env *env, int dir, const char *path, int flags,
@@ -576,10 +575,8 @@ openat_or_die(const gd_env *env, int dir, const char *path, int flags,
     if (calls_left-- == 0) {
         _exit(7);
     }
-    return real_openat(env, dir, path, flags, mode);
+    return fault_table.openat(env, dir, path, flags, mode);
 }
-
-static int64_t (*real_monotonic)(const gd_env *);
 
 static int64_t
 monotonic_or_die(const gd_env *env)
@@ -587,7 +584,7 @@ monotonic_or_die(const gd_env *env)
     if (calls_left-- == 0) {
         _exit(7);
     }
-    return real_monotonic(env);
+    return fault_table.monotonic_ns(env);
 }
 
 static void
@@ -596,8 +593,6 @@ follow_and_die(uint64_t nth)
     /* The child has a handle of its own: after a fork the parent's refuses. */
     open_index();
     calls_left = nth;
-    real_openat = t.x.f.env.openat;
-    real_monotonic = t.x.f.env.monotonic_ns;
     t.x.f.env.openat = openat_or_die;
     t.x.f.env.monotonic_ns = monotonic_or_die;
     (void)gd_follow(t.repo, 1, &t.last, &t.x.err);

@@ -535,9 +535,59 @@ fault_release(const gd_env *env, void *memory)
     f->real->release(f->real, memory);
 }
 
+int
+fault_lying_renameat(const gd_env *env, int dir, const char *from,
+                     const char *to)
+{
+    (void)fault_renameat(env, dir, from, to);
+    return -EIO;
+}
+
 /* A call that is new in env.h would be forwarded to nowhere. */
 _Static_assert(sizeof(gd_env) == 39 * sizeof(void (*)(void)),
-               "fault_env_init fills the whole table");
+               "fault_table has the whole table");
+
+const gd_env fault_table = {
+    .openat = fault_openat,
+    .close = fault_close,
+    .pread = fault_pread,
+    .pwritev = fault_pwritev,
+    .fsync = fault_fsync,
+    .fdatasync = fault_fdatasync,
+    .ftruncate = fault_ftruncate,
+    .fallocate = fault_fallocate,
+    .linkat = fault_linkat,
+    .renameat = fault_renameat,
+    .unlinkat = fault_unlinkat,
+    .rmdirat = fault_rmdirat,
+    .mkdirat = fault_mkdirat,
+    .fchmod = fault_fchmod,
+    .punch = fault_punch,
+    .fstat = fault_fstat,
+    .fstatat = fault_fstatat,
+    .renew = fault_renew,
+    .is_shared = fault_is_shared,
+    .free_space = fault_free_space,
+    .lock = fault_lock,
+    .is_locked = fault_is_locked,
+    .list = fault_list,
+    .start_writeback = fault_start_writeback,
+    .start_readahead = fault_start_readahead,
+    .drop_cache = fault_drop_cache,
+    .mmap_shared = fault_mmap_shared,
+    .use_large_pages = fault_use_large_pages,
+    .munmap = fault_munmap,
+    .random = fault_random,
+    .descriptor_limit = fault_descriptor_limit,
+    .getpid = fault_getpid,
+    .geteuid = fault_geteuid,
+    .now = fault_now,
+    .monotonic_ns = fault_monotonic_ns,
+    .thread_ns = fault_thread_ns,
+    .sleep_ms = fault_sleep_ms,
+    .alloc = fault_alloc,
+    .release = fault_release,
+};
 
 void
 fault_env_init(fault_env *f)
@@ -545,47 +595,7 @@ fault_env_init(fault_env *f)
     memset(f, 0, sizeof *f);
     f->real = gd_env_posix();
     pthread_mutex_init(&f->mutex, NULL);
-    f->env = (gd_env){
-        .openat = fault_openat,
-        .close = fault_close,
-        .pread = fault_pread,
-        .pwritev = fault_pwritev,
-        .fsync = fault_fsync,
-        .fdatasync = fault_fdatasync,
-        .ftruncate = fault_ftruncate,
-        .fallocate = fault_fallocate,
-        .linkat = fault_linkat,
-        .renameat = fault_renameat,
-        .unlinkat = fault_unlinkat,
-        .rmdirat = fault_rmdirat,
-        .mkdirat = fault_mkdirat,
-        .fchmod = fault_fchmod,
-        .punch = fault_punch,
-        .fstat = fault_fstat,
-        .fstatat = fault_fstatat,
-        .renew = fault_renew,
-        .is_shared = fault_is_shared,
-        .free_space = fault_free_space,
-        .lock = fault_lock,
-        .is_locked = fault_is_locked,
-        .list = fault_list,
-        .start_writeback = fault_start_writeback,
-        .start_readahead = fault_start_readahead,
-        .drop_cache = fault_drop_cache,
-        .mmap_shared = fault_mmap_shared,
-        .use_large_pages = fault_use_large_pages,
-        .munmap = fault_munmap,
-        .random = fault_random,
-        .descriptor_limit = fault_descriptor_limit,
-        .getpid = fault_getpid,
-        .geteuid = fault_geteuid,
-        .now = fault_now,
-        .monotonic_ns = fault_monotonic_ns,
-        .thread_ns = fault_thread_ns,
-        .sleep_ms = fault_sleep_ms,
-        .alloc = fault_alloc,
-        .release = fault_release,
-    };
+    f->env = fault_table;
 }
 
 void

@@ -110,6 +110,13 @@ typedef struct fault_env {
     char failed_sync[64]; /* the end of the path of the last failure */
 } fault_env;
 
+/* The functions of each fault_env. A test's own function that replaces one of
+ * them in env calls it, and the test puts it back. */
+extern const gd_env fault_table;
+/* A rename that succeeds and reports an error. */
+int fault_lying_renameat(const gd_env *env, int dir, const char *from,
+                         const char *to);
+
 void fault_env_init(fault_env *f);
 void fault_env_destroy(fault_env *f);
 

@@ -149,31 +149,33 @@ model_close(void)
 }
 
 void
+model_end(void)
+{
+    fault_env_fail(FAULTS, FAULT_UNLINKAT, 1, EIO, true);
+    fault_env_fail(FAULTS, FAULT_FTRUNCATE, 1, EIO, true);
+    model_close();
+    fault_env_heal(FAULTS);
+    gd_repo_close(the_repo);
+}
+
+void
 model_kill(void)
 {
-    /* It does not even tidy up. */
-    fault_env_fail(&the_scratch.f, FAULT_UNLINKAT, 1, EIO, true);
-    fault_env_fail(&the_scratch.f, FAULT_FTRUNCATE, 1, EIO, true);
-    model_close();
-    fault_env_heal(&the_scratch.f);
-    transaction_other_handle();
+    model_end();
+    the_repo = scratch_repo_filter(&the_scratch);
 }
 
 void
 model_start_shadow(void)
 {
-    fault_env_start_shadow(&the_scratch.f);
+    fault_env_start_shadow(FAULTS);
 }
 
 void
 model_crash(void)
 {
-    fault_env_fail(&the_scratch.f, FAULT_UNLINKAT, 1, EIO, true);
-    fault_env_fail(&the_scratch.f, FAULT_FTRUNCATE, 1, EIO, true);
-    model_close();
-    fault_env_heal(&the_scratch.f);
-    gd_repo_close(the_repo);
-    fault_env_crash(&the_scratch.f);
+    model_end();
+    fault_env_crash(FAULTS);
     the_repo = scratch_repo_filter(&the_scratch);
     crashed = true;
 }
@@ -248,7 +250,7 @@ model_snapshot(const char *image_id)
     gd_status s = gd_volume_snapshot(the_volume, image_id, "", &header,
                                      model_err);
     if (s == GD_OK) {
-        fault_env_heal(&the_scratch.f);
+        fault_env_heal(FAULTS);
         compare_image(image_id);
     }
     return s;
@@ -361,10 +363,7 @@ void
 model_delete(void)
 {
     model_close();
-    if (!CHECK_INT(gd_volume_delete(the_repo, "disk", model_err),
-                   GD_OK)) {
-        fprintf(stderr, "%s\n", the_scratch.err.text);
-    }
+    CHECK_OK(gd_volume_delete(the_repo, "disk", model_err));
     CHECK_INT(scratch_count(&the_scratch, "images", "v_", NULL), 0);
     CHECK_INT(scratch_count(&the_scratch, "volumes", "", NULL), 0);
 }

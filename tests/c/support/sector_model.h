@@ -33,8 +33,10 @@ gd_status model_create(uint64_t sectors);
 gd_status model_clone(uint64_t sectors);
 gd_status model_open(void);
 void model_close(void);
-/* Ends the owner: only its locks are lost. */
+/* Ends the owner, which tidies nothing up: only its locks are lost. The_repo is
+ * another handle then; or closed. */
 void model_kill(void);
+void model_end(void);
 /* Lets the machine crash. REQUIRES: model_start_shadow before. */
 void model_start_shadow(void);
 void model_crash(void);

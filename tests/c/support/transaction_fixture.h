@@ -6,10 +6,20 @@
 #define TRANSACTION_FIXTURE_H
 
 #include "engine/write/transaction.h"
+#include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
 extern scratch the_scratch;
 extern gd_repo *the_repo;
+
+#define FAULTS (&the_scratch.f)
+
+#define CHECK_OK(call)                                                        \
+    do {                                                                      \
+        if (!CHECK_INT((call), GD_OK)) {                                      \
+            fprintf(stderr, "%s\n", the_scratch.err.text);                    \
+        }                                                                     \
+    } while (0)
 
 void transaction_setup(void);
 

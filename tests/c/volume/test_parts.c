@@ -7,7 +7,6 @@
 
 #include "engine/volume/state.h"
 #include "engine/volume/volumenames.h"
-#include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
 
 enum {
@@ -16,13 +15,6 @@ enum {
 };
 
 static gd_volume *volume;
-
-#define CHECK_OK(call)                                                        \
-    do {                                                                      \
-        if (!CHECK_INT((call), GD_OK)) {                                      \
-            fprintf(stderr, "%s\n", the_scratch.err.text);                    \
-        }                                                                     \
-    } while (0)
 
 /* Then the least number of files stays open. */
 static uint64_t

@@ -6,24 +6,13 @@
  */
 #include "engine/volume/volume.h"
 
-#include "tests/c/support/check.h"
-#include "tests/c/support/sector_model.h"
+#include "tests/c/support/volume_fixture.h"
 
 enum {
-    P = MODEL_PART_SECTORS,
     SECTOR = 512,
     IMAGE = 2 * P + 100, /* sectors */
     MAX_SIZE = MODEL_SECTORS * SECTOR,
 };
-
-#define FAULTS (&the_scratch.f)
-
-#define CHECK_OK(call)                                                        \
-    do {                                                                      \
-        if (!CHECK_INT((call), GD_OK)) {                                      \
-            fprintf(stderr, "%s\n", model_words());                           \
-        }                                                                     \
-    } while (0)
 
 typedef struct content {
     uint64_t size;

@@ -13,25 +13,13 @@
 #include <unistd.h>
 
 #include "engine/format/volumerecord.h"
-#include "engine/volume/volumenames.h"
-#include "tests/c/support/check.h"
-#include "tests/c/support/sector_model.h"
+#include "tests/c/support/volume_fixture.h"
 
 enum {
-    P = MODEL_PART_SECTORS,
     SIZE = 6 * P,
     LITTLE = 1 << 20, /* bytes that are synced rather than avoided */
     MANY = 1 + LITTLE / (P * 512), /* writes of a part, with more */
 };
-
-#define FAULTS (&the_scratch.f)
-
-#define CHECK_OK(call)                                                        \
-    do {                                                                      \
-        if (!CHECK_INT((call), GD_OK)) {                                      \
-            fprintf(stderr, "%s\n", model_words());                           \
-        }                                                                     \
-    } while (0)
 
 /* ---- a volume ---- */
 
@@ -82,20 +70,6 @@ is_zero(uint64_t first, uint64_t count)
     return zero;
 }
 
-static void
-journal_name(uint32_t back, char name[GD_NAME_SIZE])
-{
-    gd_volume_info info;
-    gd_volume_get_info(the_volume, &info);
-    gd_volume_journal_name("disk", info.head.journal - back, name);
-}
-
-static unsigned
-count_files(const char *prefix)
-{
-    return scratch_count(&the_scratch, "volumes/disk", prefix, NULL);
-}
-
 /* Writes more than is synced rather than avoided. */
 static void
 write_much(uint64_t first)
@@ -108,7 +82,6 @@ write_much(uint64_t first)
 /* ---- syncs of one file ---- */
 
 static struct {
-    int (*real)(const gd_env *env, int fd);
     ino_t inode;
     unsigned count;
     ino_t last; /* of all files */
@@ -120,7 +93,7 @@ watching_fdatasync(const gd_env *env, int fd)
     struct stat st;
     watched.count += fstat(fd, &st) == 0 && st.st_ino == watched.inode;
     watched.last = st.st_ino;
-    return watched.real(env, fd);
+    return fault_table.fdatasync(env, fd);
 }
 
 /* Counts the syncs of the active journal's file from now on. */
@@ -133,16 +106,11 @@ watch_active(void)
     CHECK(fstatat(the_scratch.root, name, &st, 0) == 0);
     watched.inode = st.st_ino;
     watched.count = 0;
-    if (FAULTS->env.fdatasync != watching_fdatasync) {
-        watched.real = FAULTS->env.fdatasync;
-        FAULTS->env.fdatasync = watching_fdatasync;
-    }
+    FAULTS->env.fdatasync = watching_fdatasync;
 }
 
 /* ---- what happens during a checkpoint ---- */
 
-static int (*real_linkat)(const gd_env *env, int dir, const char *from,
-                          const char *to);
 static void (*amid)(void);
 
 static int
@@ -153,19 +121,18 @@ linkat_amid(const gd_env *env, int dir, const char *from, const char *to)
         amid = NULL;
         work();
     }
-    return real_linkat(env, dir, from, to);
+    return fault_table.linkat(env, dir, from, to);
 }
 
 /* A checkpoint, and work when its editions are about to get their names. */
 static void
 checkpoint_with(void (*work)(void))
 {
-    real_linkat = FAULTS->env.linkat;
     FAULTS->env.linkat = linkat_amid;
     amid = work;
     CHECK_OK(model_checkpoint());
     CHECK(amid == NULL);
-    FAULTS->env.linkat = real_linkat;
+    FAULTS->env.linkat = fault_table.linkat;
 }
 
 /* A checkpoint that fails leaves a frozen journal.  The first link is the next
@@ -176,7 +143,7 @@ fail_checkpoint(void)
     fault_env_fail(FAULTS, FAULT_LINKAT, 2, EIO, true);
     CHECK(model_checkpoint() != GD_OK);
     fault_env_heal(FAULTS);
-    CHECK_INT(count_files("journal-"), 2);
+    CHECK_INT(count_journals(), 2);
 }
 
 /* ---- syncs ---- */
@@ -211,7 +178,7 @@ TEST(test_frozen_journal_is_not_synced)
         watch_active();
         checkpoint_with(works[i]);
         CHECK_INT(watched.count, i == 1);
-        CHECK_INT(count_files("journal.new"), i == 1); /* V10 */
+        CHECK_INT(count_spares(), i == 1); /* V10 */
         model_compare();
         finish();
     }
@@ -244,12 +211,12 @@ TEST(test_marks_in_the_next_head)
         watch_active();
         CHECK_OK(model_checkpoint()); /* stores both */
         CHECK_INT(watched.count, 0);
-        CHECK_INT(count_files("journal-"), 1);
+        CHECK_INT(count_journals(), 1);
         CHECK(!gd_volume_needs_checkpoint(the_volume));
         CHECK_OK(model_write(P, P));
         read_sectors(P, P, before);
         checkpoint_with(write_amid);
-        CHECK_INT(count_files("journal-"), 2);
+        CHECK_INT(count_journals(), 2);
         CHECK(gd_volume_needs_checkpoint(the_volume));
         CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
                                      &the_scratch.err));
@@ -261,7 +228,7 @@ TEST(test_marks_in_the_next_head)
         if (crash == 1) {
             model_crash();
             CHECK_OK(model_open());
-            CHECK_INT(count_files("journal-"), 1);
+            CHECK_INT(count_journals(), 1);
         } else if (crash == 2) {
             CHECK_OK(model_flush());
             model_crash();
@@ -289,7 +256,7 @@ TEST(test_marks_on_a_full_disk)
     write_much(P);
     checkpoint_with(fill_disk_amid);
     CHECK_INT(fault_env_faults(FAULTS), 1);
-    CHECK_INT(count_files("journal-"), 1);
+    CHECK_INT(count_journals(), 1);
     CHECK_INT(watched.count, 1);
     model_compare();
     model_crash();
@@ -315,7 +282,7 @@ TEST(test_snapshot_of_a_busy_volume)
     CHECK_OK(model_snapshot("first"));
     CHECK_OK(model_write(4 * P, 8));
     CHECK_OK(model_snapshot("second"));
-    CHECK_INT(count_files("journal-"), 1);
+    CHECK_INT(count_journals(), 1);
     finish();
 }
 
@@ -363,10 +330,6 @@ put_back(saved *s)
     free(s->data);
 }
 
-static ssize_t (*real_pwritev)(const gd_env *env, int fd,
-                               const struct iovec *iov, int count,
-                               uint64_t offset);
-
 static ssize_t
 refuse_stored(const gd_env *env, int fd, const struct iovec *iov, int count,
               uint64_t offset)
@@ -374,7 +337,7 @@ refuse_stored(const gd_env *env, int fd, const struct iovec *iov, int count,
     static const uint8_t stored[8] = {'G', 'D', 'V', 'R', GD_RECORD_STORED};
     bool refused = iov[0].iov_len == GD_RECORD_HEAD &&
                    memcmp(iov[0].iov_base, stored, sizeof stored) == 0;
-    return refused ? -EIO : real_pwritev(env, fd, iov, count, offset);
+    return refused ? -EIO : fault_table.pwritev(env, fd, iov, count, offset);
 }
 
 /* A checkpoint appends its marks, and not the record behind them. */
@@ -383,10 +346,9 @@ refuse_record_of_end(void)
 {
     gd_volume_info before, after;
     gd_volume_get_info(the_volume, &before);
-    real_pwritev = FAULTS->env.pwritev;
     FAULTS->env.pwritev = refuse_stored;
     CHECK_INT(model_checkpoint(), GD_IO);
-    FAULTS->env.pwritev = real_pwritev;
+    FAULTS->env.pwritev = fault_table.pwritev;
     gd_volume_get_info(the_volume, &after);
     CHECK_INT(after.journal_bytes, before.journal_bytes + 3 * GD_RECORD_HEAD);
 }
@@ -412,7 +374,7 @@ TEST(test_torn_frozen_journal)
         model_crash();
         put_back(&active);
         CHECK_OK(model_open());
-        CHECK_INT(count_files("journal-"), 1);
+        CHECK_INT(count_journals(), 1);
         CHECK(!is_zero(P, 9));
         CHECK(is_zero(P + 9, P - 9));
         CHECK(is_zero(2 * P, 4 * P));
@@ -422,15 +384,6 @@ TEST(test_torn_frozen_journal)
         CHECK(is_zero(2 * P, 4 * P));
         finish();
     }
-}
-
-static int
-no_room(const gd_env *env, int fd, gd_space *space)
-{
-    (void)env;
-    (void)fd;
-    *space = (gd_space){.total = 1000 << 20, .free = 1 << 20};
-    return 0;
 }
 
 /* The same, while there is no room for this owner's journal (V4). */
@@ -444,17 +397,15 @@ TEST(test_torn_frozen_journal_on_a_full_disk)
     saved active = save_active();
     model_crash();
     put_back(&active);
-    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
-    FAULTS->env.free_space = no_room;
+    fill_disk(0);
     fault_env_fail(FAULTS, FAULT_PWRITEV, 1, ENOSPC, true);
-    the_repo->params.reserve = 64 << 20;
     CHECK_OK(model_open());
     gd_volume_get_info(the_volume, &info);
     CHECK(info.is_read_only);
     CHECK(is_zero(P, 5 * P));
     model_compare();
     fault_env_heal(FAULTS);
-    FAULTS->env.free_space = real;
+    empty_disk();
     CHECK_OK(model_checkpoint());
     CHECK(is_zero(P, 5 * P));
     finish();
@@ -571,7 +522,7 @@ note_stored(const gd_env *env, int fd, const struct iovec *iov, int count,
         memcmp(iov[0].iov_base, stored, sizeof stored) == 0) {
         atomic_store(&slow.stored, true);
     }
-    return real_pwritev(env, fd, iov, count, offset);
+    return fault_table.pwritev(env, fd, iov, count, offset);
 }
 
 /* Waits in the first sync.  In that of the record of the end it lets the slow flush
@@ -587,7 +538,7 @@ slow_fdatasync(const gd_env *env, int fd)
         let_go(slow.to_stop);
         atomic_store(&slow.early, comes_true(&slow.returned, 300));
     }
-    return watched.real(env, fd);
+    return fault_table.fdatasync(env, fd);
 }
 
 /* Waits until so many flushes have begun.  Those wait, or have ended. */
@@ -610,8 +561,6 @@ begin_slow(void)
     memset(&slow, 0, sizeof slow);
     CHECK(pipe(slow.to_stop) == 0 && pipe(slow.to_sync) == 0);
     CHECK(sigaction(SIGUSR1, &stop, NULL) == 0);
-    real_pwritev = FAULTS->env.pwritev;
-    watched.real = FAULTS->env.fdatasync;
     FAULTS->env.pwritev = note_stored;
     FAULTS->env.fdatasync = slow_fdatasync;
     slow.holds_syncs = true;
@@ -620,8 +569,8 @@ begin_slow(void)
 static void
 end_slow(void)
 {
-    FAULTS->env.pwritev = real_pwritev;
-    FAULTS->env.fdatasync = watched.real;
+    FAULTS->env.pwritev = fault_table.pwritev;
+    FAULTS->env.fdatasync = fault_table.fdatasync;
     for (int i = 0; i < 2; i++) {
         close(slow.to_stop[i]);
         close(slow.to_sync[i]);
@@ -685,7 +634,7 @@ TEST(test_killed_beside_a_frozen_journal)
     CHECK_OK(model_write(2 * P, 9));
     model_kill();
     CHECK_OK(model_open());
-    CHECK_INT(count_files("journal-"), 1);
+    CHECK_INT(count_journals(), 1);
     model_crash();
     CHECK_OK(model_open());
     CHECK(!is_zero(P, 9));

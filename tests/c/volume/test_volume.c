@@ -8,7 +8,6 @@
 
 #include "engine/files/image_delete.h"
 #include "engine/volume/volumenames.h"
-#include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
 
 enum {
@@ -20,13 +19,6 @@ enum {
 static uint8_t model[MAX_SIZE];
 static uint64_t size;
 static gd_volume *volume;
-
-#define CHECK_OK(call)                                                        \
-    do {                                                                      \
-        if (!CHECK_INT((call), GD_OK)) {                                      \
-            fprintf(stderr, "%s\n", the_scratch.err.text);                    \
-        }                                                                     \
-    } while (0)
 
 /* ---- setting up ---- */
 
@@ -65,11 +57,8 @@ open_it(void)
 {
     gd_status s = gd_volume_open(the_repo, "disk", true, &volume,
                                  &the_scratch.err);
-    if (s != GD_OK) {
-        volume = NULL;
-        fprintf(stderr, "%s\n", the_scratch.err.text);
-    }
-    CHECK_INT(s, GD_OK);
+    CHECK_OK(s);
+    volume = s == GD_OK ? volume : NULL;
 }
 
 static void

@@ -40,11 +40,8 @@ static uint64_t
 add(gd_transaction *transaction, uint64_t from, uint64_t to)
 {
     uint64_t stored;
-    if (!CHECK_INT(gd_transaction_add_runs(transaction, source, from, to,
-                                           &stored, &the_scratch.err),
-                   GD_OK)) {
-        fprintf(stderr, "%s\n", the_scratch.err.text);
-    }
+    CHECK_OK(gd_transaction_add_runs(transaction, source, from, to, &stored,
+                                     &the_scratch.err));
     return stored;
 }
 
@@ -52,10 +49,8 @@ static void
 commit(gd_transaction *transaction, gd_recipe_header *header)
 {
     bool linked;
-    if (!CHECK_INT(gd_transaction_commit(transaction, header, &linked,
-                                         &the_scratch.err), GD_OK)) {
-        fprintf(stderr, "%s\n", the_scratch.err.text);
-    }
+    CHECK_OK(gd_transaction_commit(transaction, header, &linked,
+                                   &the_scratch.err));
     gd_transaction_end(transaction);
 }
 

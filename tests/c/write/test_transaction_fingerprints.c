@@ -51,11 +51,8 @@ describe(pulled *p, const uint8_t *data, size_t length)
 static void
 find_blocks(gd_transaction *transaction, pulled *p)
 {
-    if (!CHECK_INT(gd_transaction_find(transaction, p->fps, p->lengths,
-                                       p->count, p->addresses,
-                                       &the_scratch.err), GD_OK)) {
-        fprintf(stderr, "%s\n", the_scratch.err.text);
-    }
+    CHECK_OK(gd_transaction_find(transaction, p->fps, p->lengths, p->count,
+                                 p->addresses, &the_scratch.err));
 }
 
 static size_t
@@ -80,10 +77,8 @@ static void
 commit(gd_transaction *transaction, gd_recipe_header *header)
 {
     bool linked;
-    if (!CHECK_INT(gd_transaction_commit(transaction, header, &linked,
-                                         &the_scratch.err), GD_OK)) {
-        fprintf(stderr, "%s\n", the_scratch.err.text);
-    }
+    CHECK_OK(gd_transaction_commit(transaction, header, &linked,
+                                   &the_scratch.err));
     gd_transaction_end(transaction);
 }
 

@@ -14,8 +14,6 @@ _RECOVERY = 'glance_dedup/engine/volume/recovery.c'
 _EDITION = 'glance_dedup/engine/volume/edition.c'
 _RESIZE = 'glance_dedup/engine/volume/resize.c'
 _VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
-_VOLUME_TESTS = (*c_tests('journal'), *c_tests('open'),
-                 *c_tests('state_unsynced'))
 _MOMENTS = ('tests/functional/test_volume_moments.py::'
             'test_snapshots[library-50]',)
 _CUT_OFF = 'it takes an owner that was cut off'
@@ -83,7 +81,7 @@ MUTANTS = (
                  '        gd_overlay_clear(&volume->fresh);\n'
                  '        r->count = 0;\n',
                  '        r->count = 0;\n'),),
-        tests=_VOLUME_TESTS, why_not='the disk must be full'),
+        tests=c_tests('state_unsynced'), why_not='the disk must be full'),
     Mutant(
         'marks-behind-a-torn-journal', 'V11', (
             Edit(_RECOVERY,
@@ -97,7 +95,7 @@ MUTANTS = (
                  '(reaches[i].durable == reaches[i].end ||\n'
                  '                                   proves_earlier(next));',
                  'next != NULL;'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('state_unsynced'),
         why_not='a process must be killed, and then the machine crash'),
     Mutant(
         'active-journal-synced-first', 'V11', (
@@ -108,7 +106,7 @@ MUTANTS = (
                  '                    volume->active->durable == '
                  'volume->active->end\n'
                  '                ? volume->unsynced : volume->active;'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('state_unsynced'),
         why_not='another thread must write meanwhile'),
     Mutant(
         'flush-before-the-record-of-the-end', 'V11', (
@@ -116,7 +114,7 @@ MUTANTS = (
                  '        s = gd_volume_sync_stored(volume, err);\n',
                  '        volume->unsynced = NULL;\n'
                  '        s = gd_volume_sync_stored(volume, err);\n'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('state_unsynced'),
         why_not='a thread must have waited since before the checkpoint'),
     Mutant(
         'loss-behind-a-proof-not-noticed', 'V5', (
@@ -125,7 +123,7 @@ MUTANTS = (
                  '        return gd_journal_lost(torn, err);\n'
                  '    }\n',
                  '    (void)torn, (void)err;\n'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('state_unsynced'),
         why_not='a disk must lose what was synced'),
     Mutant(
         'frozen-journal-dropped-before-the-marks', 'V6', (
@@ -254,13 +252,13 @@ MUTANTS = (
             Edit(_JOURNAL,
                  '    if (journal->reached > journal->end) {\n',
                  '    if (journal->reached > UINT64_MAX - 1) {\n'),),
-        tests=_VOLUME_TESTS, why_not='a write must fail'),
+        tests=c_tests('journal_ahead'), why_not='a write must fail'),
     Mutant(
         'durable-behind-the-sync', 'V3', (
             Edit(_VOLUME_STATE,
                  'journal->durable < end ? end : journal->durable;',
                  'journal->durable < end ? journal->end : end;'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('state'),
         why_not='another thread must write during a sync'),
     Mutant(
         'end-that-is-not-proven', 'V4', (
@@ -273,13 +271,13 @@ MUTANTS = (
             Edit(_RECOVERY,
                  'return reaches[i].end != 0 && (',
                  'return reaches[i].end == 0 || ('),),
-        tests=_VOLUME_TESTS, why_not='it takes an older program'),
+        tests=c_tests('recovery'), why_not='it takes an older program'),
     Mutant(
         'lost-records-not-noticed', 'V5', (
             Edit(_JOURNAL,
                  '               : look_behind(scan, err);\n',
                  '               : (void)look_behind, GD_OK;\n'),),
-        tests=_VOLUME_TESTS, why_not='a disk must lose what was synced'),
+        tests=c_tests('journal'), why_not='a disk must lose what was synced'),
     Mutant(
         'needed-journal-forgotten', 'V8', (
             Edit(_VOLUME_STATE,
@@ -292,7 +290,7 @@ MUTANTS = (
                  '        return gd_sync_dir(repo->env, repo->root, '
                  'directory, err);\n',
                  '        return GD_OK;\n'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('volume_faults'),
         why_not='a process must be killed, and then the machine crash'),
     Mutant(
         'recycled-with-the-old-seed', 'V10', (
@@ -323,7 +321,7 @@ MUTANTS = (
             Edit(_VOLUME_STATE,
                  '!journal->made || journal->users > 1 || volume->spare',
                  '!journal->made || volume->spare'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('volume_recycling'),
         why_not='another thread must read meanwhile'),
     Mutant(
         'recycled-without-a-sync', 'V10', (
@@ -331,26 +329,26 @@ MUTANTS = (
                  '        gd_volume_unsynced_bytes(journal) > '
                  'GD_VOLUME_LITTLE ||\n',
                  ''),),
-        tests=_VOLUME_TESTS, why_not='it costs time only'),
+        tests=c_tests('state_unsynced'), why_not='it costs time only'),
     Mutant(
         'head-of-a-recycled-journal-believed', 'V10', (
             Edit('glance_dedup/engine/volume/newest.c',
                  'if (s != GD_NOTFOUND && s != GD_CORRUPT) {',
                  'if (s != GD_NOTFOUND) {'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('volume_recycling'),
         why_not='another process must read meanwhile'),
     Mutant(
         'one-name-for-all-new-journals', 'V2', (
             Edit('glance_dedup/engine/volume/volumenames.c',
                  '    GD_TRY(gd_random(env, &number, sizeof number, err));\n',
                  '    number = env == NULL && err == NULL;\n'),),
-        tests=_VOLUME_TESTS, why_not=_CUT_OFF),
+        tests=c_tests('volume_owner'), why_not=_CUT_OFF),
     Mutant(
         'copies-beyond-the-size', 'V4', (
             Edit('glance_dedup/engine/volume/journaltail.c',
                  '    if (record.offset >= c->to->size) {\n',
                  '    if (record.offset >= UINT64_MAX - 1) {\n'),),
-        tests=_VOLUME_TESTS,
+        tests=c_tests('journaltail'),
         why_not='no program shrinks a volume so'),
     Mutant(
         'former-owner-stores', 'V6', (
@@ -358,20 +356,20 @@ MUTANTS = (
                  '    GD_TRY(gd_volume_confirm_owner(volume, err));\n'
                  '    gd_edition_hints *hints',
                  '    gd_edition_hints *hints'),),
-        tests=_VOLUME_TESTS, why_not=_CUT_OFF),
+        tests=c_tests('volume_owner'), why_not=_CUT_OFF),
     Mutant(
         'edition-of-the-next-owner-deleted', 'V6', (
             Edit(_EDITION,
                  '    GD_TRY(owner->confirm(owner->volume, err));\n',
                  '    (void)owner;\n'),),
-        tests=_VOLUME_TESTS, why_not=_CUT_OFF),
+        tests=c_tests('volume_owner'), why_not=_CUT_OFF),
     Mutant(
         'former-owner-commits', 'V6', (
             Edit(_EDITION,
                  '    GD_TRY(batch->owner.confirm(batch->owner.volume, '
                  'err));\n',
                  ''),),
-        tests=_VOLUME_TESTS, why_not=_CUT_OFF),
+        tests=c_tests('volume_owner'), why_not=_CUT_OFF),
     Mutant(
         'first-head-without-the-marks', 'V4', (
             Edit(_RECOVERY,
@@ -394,11 +392,11 @@ MUTANTS = (
                  '    bool lost = volume->broken.status != GD_OK && '
                  '!volume->waiting;\n',
                  '    bool lost = false;\n'),),
-        tests=_VOLUME_TESTS, why_not=_CUT_OFF),
+        tests=c_tests('volume_owner'), why_not=_CUT_OFF),
     Mutant(
         'former-owner-takes-writes', 'V4', (
             Edit(_RECOVERY,
                  'gd_status s = gd_volume_revalidate(volume, made, err);',
                  'gd_status s = err == NULL ? GD_BUSY : GD_OK;'),),
-        tests=_VOLUME_TESTS, why_not=_CUT_OFF),
+        tests=c_tests('volume_owner'), why_not=_CUT_OFF),
 )
