@@ -25,8 +25,9 @@ _FILE = 'cold.json'
 _SLICES = repo_directories.SLICES
 _KIND = 'glance-dedup object store'
 _KEYS = {'kind', 'version', 'location', 'credentials', 'cache_mib', 'owners',
-         'inode', 'allow_http', 'checksum'}
+         'inode', 'allow_http', 'read_limit', 'checksum'}
 _MAX_CACHE_MIB = 1 << 20
+_MAX_READ_LIMIT = 3600
 _MAX_OWNERS = 64
 _PLACES = ('kind', 'container', 'prefix', 'endpoint', 'region', 'ca_file')
 _CONTAINERS = {'s3': re.compile(r'[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z'),
@@ -81,7 +82,9 @@ def _parse(text: bytes) -> list[str]:
                  and 1 <= found['cache_mib'] <= _MAX_CACHE_MIB),
                 ('owners', _are_owners(found.get('owners'))),
                 ('inode', type(found.get('inode')) is int),
-                ('allow_http', type(found.get('allow_http', False)) is bool)):
+                ('allow_http', type(found.get('allow_http', False)) is bool),
+                ('read_limit', type(found.get('read_limit', 1)) is int
+                 and 1 <= found.get('read_limit', 1) <= _MAX_READ_LIMIT)):
             if not holds:
                 raise ondisk.Damage(
                     f'{key} is missing, or cannot be what it is')

@@ -41,8 +41,7 @@ class Attach(command.RepositoryCommand, show.ShowOne):
                 else prefix_owners.attach)
         with self.open() as repo:
             settings = work(repo, place_of(parsed_args.url, parsed_args),
-                            parsed_args.credentials, parsed_args.cache_mib,
-                            parsed_args.allow_http)
+                            parsed_args.credentials, options_of(parsed_args))
             self.app.tell(
                 f'save a copy of {os.path.join(repo.path, signingkeys.FILE)} '
                 "where this disk's loss does not reach: 'repository restore' "
@@ -75,6 +74,18 @@ def add_place(parser):
         metavar='SIZE', default='1G',
         help='Size of the cache on the disk of the repository, for parts of '
         'cold groups that were read lately. Default: %(default)s.')
+    parser.add_argument(
+        '--read-limit', metavar='SECONDS', type=int, default=60,
+        help='Most seconds that a read waits for the object store, all its '
+        'repeated requests together. Default: %(default)s.')
+
+
+def options_of(parsed_args):
+    """Return the options of an attached repository."""
+    from glance_dedup.repository import cold_settings
+
+    return cold_settings.Options(
+        parsed_args.cache_mib, parsed_args.allow_http, parsed_args.read_limit)
 
 
 def place_of(url, parsed_args):
@@ -111,7 +122,8 @@ def _fields(settings) -> dict[str, object]:
         'region': place.region,
         'ca_file': place.ca_file,
         'credentials': settings.credentials,
-        'cache_bytes': common.Size(settings.cache_mib << 20),
+        'cache_bytes': common.Size(settings.options.cache_mib << 20),
+        'read_limit': settings.options.read_limit,
         'owner': settings.owner,
         'restored_from': common.Words(list(settings.owners[1:])),
     }
@@ -225,8 +237,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
                 self.path, place, parsed_args.credentials,
                 self._keys(parsed_args), owner=parsed_args.owner,
                 number=parsed_args.metadata_backup,
-                cache_mib=parsed_args.cache_mib,
-                allow_http=parsed_args.allow_http,
+                options=options_of(parsed_args),
                 group_access=parsed_args.group_access,
                 progress=progress.step)
         if parsed_args.new_key:

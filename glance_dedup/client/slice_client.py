@@ -57,8 +57,8 @@ class Asker:
 
         :param wait: seconds until they must be there; 0: do not wait
         :returns: False: it does not answer, or not about this object
-        :raises UnavailableError: the object store does not give one of them,
-            or not in time
+        :raises UnavailableError: the object store does not give one of them
+        :raises TimeoutError: it does not give one in time
         """
         ends = self._clock() + wait if wait else None
         arguments = {'repository': repository_id, 'group': group,
@@ -84,8 +84,7 @@ class Asker:
                     ends is not None):
                 left = min(POLL, ends - self._clock())
                 if left <= 0:
-                    raise exceptions.UnavailableError(
-                        'the object store did not answer in time')
+                    raise TimeoutError
         except client_errors.ClientError as e:
             return self._failed(arguments['repository'], e)
         self._retry_at = None

@@ -177,8 +177,8 @@ def _choose(store: object_store.ObjectStore,
 def restore(path: str, location: object_location.Location, credentials: str,
             signing_keys: signingkeys.Keys | None, *,
             owner: str | None = None, number: int | None = None,
-            cache_mib: int = cold_settings.CACHE_MIB,
-            allow_http: bool = False, group_access: bool = False,
+            options: cold_settings.Options = cold_settings.Options(),
+            group_access: bool = False,
             progress: Progress = lambda done, total, what: None) -> Result:
     """Make a repository out of the newest metadata backup.
 
@@ -188,7 +188,6 @@ def restore(path: str, location: object_location.Location, credentials: str,
     :param signing_keys: those of the repository. None: they are lost. It gets
         a new one, and nothing shows who made the metadata backup
     :param owner, number: as for :func:`look`
-    :param allow_http: as in the settings
     :param group_access: as for :func:`layout.create`
     :raises InvalidParameter: as :func:`look`; or the directory is in use
     :raises ImageExists: the directory holds a repository
@@ -198,12 +197,10 @@ def restore(path: str, location: object_location.Location, credentials: str,
     """
     path = os.path.realpath(path)
     credentials = os.path.abspath(credentials)
-    repo_parameters.require_range('cache_mib', cache_mib, 1,
-                                  cold_settings.MAX_CACHE_MIB)
     new = secrets.token_hex(16)
     keys = signing_keys or signingkeys.make()
     with (object_store.ObjectStore(location, credentials,
-                                   allow_http) as store,
+                                   options.allow_http) as store,
           _locked(path)):
         found = look(store, signing_keys, owner, number)
         with found.manifest as manifest:
@@ -219,9 +216,8 @@ def restore(path: str, location: object_location.Location, credentials: str,
             with contextlib.closing(restoring):
                 restoring.run()
             settings = cold_settings.Settings(
-                location, credentials, cache_mib,
-                _owners(new, found.owner, manifest), os.stat(path).st_ino,
-                allow_http)
+                location, credentials, _owners(new, found.owner, manifest),
+                os.stat(path).st_ino, options)
             with backup_manifest.send(
                     store, dataclasses.replace(
                         manifest.head, owner=new, number=1,

@@ -16,8 +16,9 @@ from glance_dedup.base import exceptions
 
 #: Seconds to connect, and between two pieces of an answer.
 TIMEOUT = 10.0
-#: Seconds for an answer to begin. Swift and S3 verify an object first.
-ANSWER_TIMEOUT = 60.0
+#: Seconds for an answer to begin, and for that to a PUT: Swift and S3 verify
+#: an object first.
+ANSWER_TIMEOUT, PUT_TIMEOUT = 15.0, 60.0
 #: The most bytes of a body that are taken at once.
 PIECE = 65536
 

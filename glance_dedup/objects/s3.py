@@ -57,35 +57,17 @@ class S3(backend_base.Backend):
                 'the file of credentials lacks access_key or secret_key in '
                 '[s3]')
         self._bucket = location.container
-        self._client: Any = _session().create_client(
-            's3',
-            endpoint_url=location.endpoint or None,
-            region_name=location.region or 'us-east-1',
-            verify=location.ca_file or None,
-            aws_access_key_id=conf.s3.access_key,
-            aws_secret_access_key=conf.s3.secret_key,
-            aws_session_token=conf.s3.session_token,
-            config=botocore_config.Config(
-                connect_timeout=backend_base.TIMEOUT,
-                read_timeout=backend_base.ANSWER_TIMEOUT,
-                max_pool_connections=CONNECTIONS,
-                # The store repeats requests.
-                retries={'total_max_attempts': 1},
-                # AWS_ENDPOINT_URL is not ours.
-                ignore_configured_endpoint_urls=True,
-                # Servers other than Amazon's know no newer digest than MD5.
-                request_checksum_calculation='when_required',
-                response_checksum_validation='when_required',
-                # A bucket's name in the host's needs a wildcard in DNS.
-                s3={'addressing_style': 'path' if location.endpoint
-                    else 'auto'}))
+        self._client: Any = _connect(location, conf,
+                                     backend_base.ANSWER_TIMEOUT)
+        # The timeout is the client's, and not a request's.
+        self._sender: Any = _connect(location, conf, backend_base.PUT_TIMEOUT)
 
     def urls(self) -> Iterator[str]:
         yield self._client.meta.endpoint_url
 
     def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
         with _errors():
-            self._client.put_object(
+            self._sender.put_object(
                 Bucket=self._bucket, Key=key, Body=file, ContentLength=length,
                 ContentMD5=base64.b64encode(md5).decode())
 
@@ -127,6 +109,37 @@ class S3(backend_base.Backend):
 
     def close(self) -> None:
         self._client.close()
+        self._sender.close()
+
+
+def _connect(location: object_location.Location, conf: cfg.ConfigOpts,
+             timeout: float) -> Any:
+    """Return a client; it connects when it is used.
+
+    :param timeout: seconds for an answer to begin
+    """
+    return _session().create_client(
+        's3',
+        endpoint_url=location.endpoint or None,
+        region_name=location.region or 'us-east-1',
+        verify=location.ca_file or None,
+        aws_access_key_id=conf.s3.access_key,
+        aws_secret_access_key=conf.s3.secret_key,
+        aws_session_token=conf.s3.session_token,
+        config=botocore_config.Config(
+            connect_timeout=backend_base.TIMEOUT,
+            read_timeout=timeout,
+            max_pool_connections=CONNECTIONS,
+            # The store repeats requests.
+            retries={'total_max_attempts': 1},
+            # AWS_ENDPOINT_URL is not ours.
+            ignore_configured_endpoint_urls=True,
+            # Servers other than Amazon's know no newer digest than MD5.
+            request_checksum_calculation='when_required',
+            response_checksum_validation='when_required',
+            # A bucket's name in the host's needs a wildcard in DNS.
+            s3={'addressing_style': 'path' if location.endpoint
+                else 'auto'}))
 
 
 @functools.cache

@@ -46,8 +46,6 @@ _AHEAD = 4
 # Slices last announced to dedupd, which are not announced again: a slice
 # has several segments, which are read one after the other.
 _TOLD = 16
-# Seconds: longer than any request takes.
-_EVER = 86400.0
 
 
 def key_of(owner: str, group: int, object_id: bytes) -> str:
@@ -94,8 +92,8 @@ class Ask(Protocol):
         :param wait: how many seconds to wait at most until they are there; 0:
             they are only announced
         :returns: False: no daemon answers, so the caller is to bring them
-        :raises UnavailableError: the object store does not give one, or not in
-            time
+        :raises UnavailableError: the object store does not give one
+        :raises TimeoutError: it does not give one in time
         """
 
 
@@ -103,12 +101,19 @@ class Ask(Protocol):
 class Source:
     """Source of slices, and how many are kept."""
 
-    store: object_store.ObjectStore
+    url: str
+    connect: Callable[[], object_store.ObjectStore]
+    """Loads the libraries, and returns the object store.
+
+    :raises AccessDenied: the credentials cannot be used
+    """
     owners: tuple[str, ...]
     """Prefixes of the keys of the groups' objects. The object of a
     group is tried under each in turn."""
     budget: int
     """Bytes; at least two slices for each request under way are kept."""
+    read_limit: float
+    """Seconds that a reader waits at most."""
 
 
 class Slices(closing.Closing):
@@ -118,13 +123,13 @@ class Slices(closing.Closing):
     makes its own.
     """
 
-    def __init__(self, directory: str, connect: Callable[[], Source],
+    def __init__(self, directory: str, source: Callable[[], Source],
                  file_mode: int = 0o600, ask: Ask | None = None,
                  memory: str | None = None) -> None:
         """Ask for nothing yet.
 
         :param directory: for slices of one repository; it is there
-        :param connect: called once, when the first slice is needed
+        :param source: called once, when the first slice is needed
         :param file_mode: of the slices' files
         :param ask: requests slices from dedupd. None: this is dedupd
         :param memory: a directory on a tmpfs, for the slices that are being
@@ -133,10 +138,11 @@ class Slices(closing.Closing):
         self.directory = directory
         self.memory = memory
         self._files = slicefiles.SliceFiles(directory, file_mode, memory)
-        self._connect = connect
+        self._find_source = source
         self._ask = ask
-        self._connecting = threading.Lock()
+        self._connecting = threading.Lock()     # guards the next two
         self._source: Source | None = None
+        self._store: object_store.ObjectStore | None = None
         # Under which owner an object was found, if it is not the first one.
         self._owners: dict[bytes, str] = {}
         self._lock = threading.Lock()   # guards all fields below
@@ -159,7 +165,7 @@ class Slices(closing.Closing):
         sends nothing. An error comes again when a slice is needed.
         """
         with contextlib.suppress(exceptions.RepositoryError):
-            self._get_source()
+            self._get_store()
         self._files.start()
 
     # -- for the engine --
@@ -169,24 +175,28 @@ class Slices(closing.Closing):
         """Fetch the missing ones of some slices; wait for all.
 
         :param length: of the object
-        :param patience: how many seconds to wait at most; 0: as long as it
-            takes. The requests go on after that
+        :param patience: how many seconds to wait at most; 0: as many as the
+            operator allows. The requests go on after that
         :raises UnavailableError: the object store does not give one
         :raises NoSpaceError: the cache's disk is full, and so is the memory
         """
-        ends = time.monotonic() + (patience or _EVER)
         wanted = self.missing(group, object_id, length, first, count)
-        if wanted and self._have_brought(wanted, patience or _EVER):
-            # While the disk is full, dedupd has them in memory. It may have
-            # another place for them than this process.
-            wanted = self.missing(group, object_id, length, first, count)
+        if not wanted:
+            return
+        source = self._get_source()
+        limit = patience or source.read_limit
+        ends = time.monotonic() + limit
         try:
+            if self._have_brought(wanted, limit):
+                # While the disk is full, dedupd has them in memory. It may
+                # have another place for them than this process.
+                wanted = self.missing(group, object_id, length, first, count)
             for request in self.request(wanted):
                 request.result(max(0.0, ends - time.monotonic()))
         except TimeoutError as e:
             raise exceptions.UnavailableError(
-                f'the object store did not answer within {patience:.1f} '
-                f'seconds: slices of {object_id.hex()}') from e
+                f'{source.url}: {object_id.hex()} did not come within '
+                f'{limit:g} s') from e
 
     def expect(self, group: int, object_id: bytes, length: int, first: int,
                count: int) -> None:
@@ -237,7 +247,7 @@ class Slices(closing.Closing):
         try:
             found = self._ask(first.group, first.object_id, first.number,
                               last.number - first.number + 1, wait)
-        except exceptions.UnavailableError:
+        except (exceptions.UnavailableError, TimeoutError):
             self._count(unavailable=len(wanted))
             raise
         if found:
@@ -332,7 +342,7 @@ class Slices(closing.Closing):
         known = self._owners.get(one.object_id)
         for owner in [known] if known else source.owners:
             try:
-                content = source.store.get(
+                content = self._get_store().get(
                     key_of(owner, one.group, one.object_id), start, length)
             except object_store.ObjectNotFound:
                 if known or owner == source.owners[-1]:
@@ -346,20 +356,31 @@ class Slices(closing.Closing):
     def _get_source(self) -> Source:
         with self._connecting:
             if self._source is None:
-                self._source = self._connect()
+                self._source = self._find_source()
             return self._source
+
+    def _get_store(self) -> object_store.ObjectStore:
+        source = self._get_source()
+        with self._connecting:
+            if self._store is None:
+                try:
+                    self._store = source.connect()
+                except exceptions.AccessDenied as e:
+                    # It does not restrict the blocks to be read.
+                    raise exceptions.UnavailableError(str(e)) from e
+            return self._store
 
     def close(self) -> None:
         """Close the connections. No request may be under way."""
-        if self._source is not None:
-            self._source.store.close()
+        if self._store is not None:
+            self._store.close()
 
     # -- figures --
 
     @property
     def figures(self) -> Figures:
         """Return the counters of this process."""
-        counts = (self._source.store.counts if self._source
+        counts = (self._store.counts if self._store
                   else object_store.Counts())
         with self._lock:
             return Figures(

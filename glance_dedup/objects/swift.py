@@ -65,8 +65,10 @@ class Swift(backend_base.Backend):
         self._options = {'region_name': location.region} if (
             location.region) else {}
         self._ca_file = location.ca_file or None
-        # A connection is for one thread at a time.
-        self._idle: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
+        # A connection is for one thread at a time. The second ones are for
+        # PUT, which has a longer timeout.
+        self._idle: tuple[queue.SimpleQueue[_Connection], ...] = (
+            queue.SimpleQueue(), queue.SimpleQueue())
 
     def urls(self) -> Iterator[str]:
         yield getattr(self._session.auth, 'auth_url', None) or ''
@@ -76,7 +78,7 @@ class Swift(backend_base.Backend):
                 region_name=self._options.get('region_name')) or ''
 
     def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
-        with self._connection() as connection:
+        with self._connection(is_put=True) as connection:
             connection.put_object(
                 self._container, key, file, content_length=length,
                 etag=md5.hex(), chunk_size=backend_base.PIECE,
@@ -123,20 +125,22 @@ class Swift(backend_base.Backend):
             connection.delete_object(self._container, key)
 
     def close(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._idle.get_nowait().close()
+        for idle in self._idle:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    idle.get_nowait().close()
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator['_Connection']:
+    def _connection(self, is_put: bool = False) -> Iterator['_Connection']:
         """One that is idle, or a new one; after an error it is closed."""
         try:
-            connection = self._idle.get_nowait()
+            connection = self._idle[is_put].get_nowait()
         except queue.Empty:
             connection = _Connection(
                 self._allow_http, session=self._session,
                 os_options=self._options, cacert=self._ca_file,
-                timeout=backend_base.ANSWER_TIMEOUT,
+                timeout=(backend_base.PUT_TIMEOUT if is_put
+                         else backend_base.ANSWER_TIMEOUT),
                 # The store repeats requests.
                 retries=0)
         try:
@@ -149,7 +153,7 @@ class Swift(backend_base.Backend):
         except BaseException:
             connection.close()
             raise
-        self._idle.put(connection)
+        self._idle[is_put].put(connection)
 
     def _log_in_again(self) -> None:
         """Forget the token, which has ended or was revoked.

@@ -9,6 +9,7 @@ which its directory writes objects
 
 import contextlib
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -26,6 +27,9 @@ from glance_dedup.repository import repo_parameters
 CACHE_MIB = 1024
 #: The most of them.
 MAX_CACHE_MIB = 1 << 20
+#: Seconds that a read waits at most, unless the operator sets another limit,
+#: and the most of them.
+READ_LIMIT, MAX_READ_LIMIT = 60, 3600
 #: The most owners that one directory reads objects of.
 MAX_OWNERS = 64
 
@@ -35,20 +39,39 @@ _MAX_SIZE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
+class Options:
+    """The operator's choices for an attached repository.
+
+    :raises InvalidParameter: a number is out of range
+    """
+
+    cache_mib: int = CACHE_MIB
+    """MiB of slices that each host keeps."""
+    allow_http: bool = False
+    """True if Keystone's catalogue may name an ``http`` URL of Swift."""
+    read_limit: int = READ_LIMIT
+    """Seconds that a read waits for the object store at most."""
+
+    def __post_init__(self) -> None:
+        repo_parameters.require_range('cache_mib', self.cache_mib, 1,
+                                      MAX_CACHE_MIB)
+        repo_parameters.require_range('read_limit', self.read_limit, 1,
+                                      MAX_READ_LIMIT)
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """The object store to which a repository is attached."""
 
     location: object_location.Location
     credentials: str
     """The absolute path of the file with the credentials, on every host."""
-    cache_mib: int
     owners: tuple[str, ...]
     """The first one is this directory's own. Objects of the others are only
     read: the directory was restored from them."""
     inode: int
     """Inode number of the directory when it was attached."""
-    allow_http: bool = False
-    """True if Keystone's catalogue may name an ``http`` URL of Swift."""
+    options: Options = Options()
 
     @property
     def owner(self) -> str:
@@ -88,16 +111,16 @@ def _parse(fields: dict[str, Any]) -> Settings:
     if not isinstance(credentials, str) or not os.path.isabs(credentials) or (
             type(inode) is not int or type(allow_http) is not bool):
         raise ValueError('its fields are not of their types')
-    repo_parameters.require_range('cache_mib', fields['cache_mib'], 1,
-                                  MAX_CACHE_MIB)
-    return Settings(location, credentials, fields['cache_mib'], owners, inode,
-                    allow_http)
+    return Settings(location, credentials, owners, inode, Options(
+        fields['cache_mib'], allow_http,
+        fields.get('read_limit', READ_LIMIT)))
 
 
 def write(path: str, settings: Settings) -> None:
     """Write ``cold.json``, durably."""
     file = os.path.join(path, _FILE)
     fields = dataclasses.asdict(settings)
+    fields |= fields.pop('options')
     with files.os_errors(f'cannot write {file}'):
         files.replace_file(file, files.pack_json(_KIND, **fields),
                            access.file_mode(path), files.temporary_of(file))
@@ -136,7 +159,7 @@ def connect(settings: Settings) -> object_store.ObjectStore:
     :raises AccessDenied: the credentials cannot be used
     """
     return object_store.ObjectStore(settings.location, settings.credentials,
-                                    settings.allow_http)
+                                    settings.options.allow_http)
 
 
 def open_slices(path: str, ask: slice_cache.Ask | None,
@@ -154,13 +177,14 @@ def open_slices(path: str, ask: slice_cache.Ask | None,
     def source() -> slice_cache.Source:
         try:
             settings = require(path)
-            store = connect(settings)
         except (exceptions.DamagedError, exceptions.StorageError,
                 exceptions.AccessDenied) as e:
             # It does not restrict the blocks to be read.
             raise exceptions.UnavailableError(str(e)) from e
-        return slice_cache.Source(store, settings.owners,
-                                  settings.cache_mib << 20)
+        return slice_cache.Source(
+            settings.location.url, functools.partial(connect, settings),
+            settings.owners, settings.options.cache_mib << 20,
+            settings.options.read_limit)
 
     # The engine follows no symbolic link, and `path` may be one.
     directory = os.path.join(os.path.realpath(path), layout.SLICES)

@@ -32,7 +32,6 @@ from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
 from glance_dedup.repository import image_repository
-from glance_dedup.repository import repo_parameters
 
 _KIND = 'glance-dedup owner of objects'
 _RETIRED = 'glance-dedup retired owner'
@@ -41,26 +40,23 @@ _MAX_SIZE = 1 << 16
 
 def attach(repo: image_repository.Repository,
            location: object_location.Location, credentials: str,
-           cache_mib: int = cold_settings.CACHE_MIB,
-           allow_http: bool = False) -> cold_settings.Settings:
+           options: cold_settings.Options = cold_settings.Options()
+           ) -> cold_settings.Settings:
     """Have a repository's groups move to a place of an object store.
 
     If it is attached to this place already, only the credentials and the
-    cache's size change.
+    options change.
 
     :param credentials: the path of a file
-    :param allow_http: as in the settings
     :raises InvalidParameter: another owner writes there; or cold groups'
         objects are at another place
     :raises BusyError: another process maintains the repository
     :raises UnavailableError, AccessDenied: as their names say
     """
-    repo_parameters.require_range('cache_mib', cache_mib, 1,
-                                  cold_settings.MAX_CACHE_MIB)
     before = cold_settings.read(repo.path)
     settings = cold_settings.Settings(
-        location, os.path.abspath(credentials), cache_mib,
-        (secrets.token_hex(16),), os.stat(repo.path).st_ino, allow_http)
+        location, os.path.abspath(credentials), (secrets.token_hex(16),),
+        os.stat(repo.path).st_ino, options)
     if before is None or before.inode != settings.inode or (
             before.location.url != location.url):
         _attach_anew(repo, before, settings)
@@ -94,8 +90,8 @@ def _attach_anew(repo: image_repository.Repository,
 
 def move(repo: image_repository.Repository,
          location: object_location.Location, credentials: str,
-         cache_mib: int = cold_settings.CACHE_MIB,
-         allow_http: bool = False) -> cold_settings.Settings:
+         options: cold_settings.Options = cold_settings.Options()
+         ) -> cold_settings.Settings:
     """Attach a directory that was moved to another disk.
 
     It becomes a new owner, and the old one is retired, so that a copy that
@@ -106,8 +102,6 @@ def move(repo: image_repository.Repository,
         place; or an object is gone, so it is an old copy
     :raises BusyError, UnavailableError, AccessDenied: as :func:`attach`
     """
-    repo_parameters.require_range('cache_mib', cache_mib, 1,
-                                  cold_settings.MAX_CACHE_MIB)
     before = cold_settings.require(repo.path)
     if before.location.url != location.url:
         raise exceptions.InvalidParameter(
@@ -121,8 +115,8 @@ def move(repo: image_repository.Repository,
     known = (before.owners if before.inode == -inode
              else (secrets.token_hex(16), *before.owners))
     settings = cold_settings.Settings(
-        location, os.path.abspath(credentials), cache_mib,
-        known[:cold_settings.MAX_OWNERS], inode, allow_http)
+        location, os.path.abspath(credentials),
+        known[:cold_settings.MAX_OWNERS], inode, options)
     with contextlib.closing(
             _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():

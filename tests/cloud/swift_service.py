@@ -10,6 +10,7 @@ import contextlib
 import requests
 
 from glance_dedup.objects import object_location
+from glance_dedup.repository import cold_settings
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import prefix_owners
 from tests.cloud import cloud_service
@@ -87,4 +88,4 @@ class Swift(cloud_service.Service):
         with image_repository.Repository(path) as repo:
             # The whole cloud is on this machine, and has no TLS.
             prefix_owners.attach(repo, self.location, str(self.credentials),
-                                 allow_http=True)
+                                 cold_settings.Options(allow_http=True))

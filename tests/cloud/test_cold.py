@@ -131,7 +131,7 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
     with repositories.open_repository(path) as repo:
         settings = prefix_owners.attach(
             repo, object_location.parse('swift://images/glance'), str(file),
-            allow_http=True)
+            cold_settings.Options(allow_http=True))
     with cold_settings.connect(settings) as store:
         assert store.keys('owners/')
 

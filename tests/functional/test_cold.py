@@ -2,6 +2,7 @@
 
 """Cold groups on a real object store: made, read, and read while it fails."""
 
+from concurrent import futures
 import contextlib
 import dataclasses
 import os
@@ -26,6 +27,8 @@ pytest_plugins = ['tests.support.object_fixtures']
 SLOTS = 1024
 BLOCK = 4096
 SIZE = SLOTS * BLOCK
+# Seconds: much more than any read takes.
+LIMIT = 300
 
 
 @pytest.fixture
@@ -160,6 +163,24 @@ def test_a_store_that_does_not_answer(cold, faults, content):
     assert cold.read() == content
 
 
+@pytest.mark.parametrize('threads', [1, 20])
+def test_a_store_that_hangs(cold, faults, content, threads):
+    """All readers together wait as long as the operator allows."""
+    settings = cold_settings.read(cold.path)
+    cold_settings.write(cold.path, dataclasses.replace(
+        settings, options=cold_settings.Options(read_limit=1)))
+    with (cold.open() as repo, repo.open_image('one') as image,
+          futures.ThreadPoolExecutor(threads) as pool, faults.held()):
+        for read in [pool.submit(image.read, SIZE, 0)
+                     for _ in range(threads)]:
+            with pytest.raises(
+                    exceptions.UnavailableError,
+                    match=f'{settings.location.url}: .* within 1 s'):
+                read.result(LIMIT)
+    cold_settings.write(cold.path, settings)
+    assert cold.read() == content
+
+
 def test_an_object_that_cannot_be_seen(cold, faults, content):
     faults.always = 404
     with pytest.raises(exceptions.UnavailableError):
@@ -186,7 +207,8 @@ def test_an_object_of_wrong_bytes_is_damage(cold, faults):
 def test_the_cache_stays_within_its_budget(cold, content, monkeypatch):
     monkeypatch.setattr(slice_cache, 'PARALLEL', 1)
     settings = cold_settings.read(cold.path)
-    cold_settings.write(cold.path, dataclasses.replace(settings, cache_mib=1))
+    cold_settings.write(cold.path, dataclasses.replace(
+        settings, options=cold_settings.Options(cache_mib=1)))
     for _ in range(2):
         assert cold.read() == content
         used = sum(map(os.path.getsize, cold.slices.iterdir()))
@@ -313,8 +335,10 @@ def test_credentials_that_are_gone(cold, content):
 def test_attaching_again_changes_the_cache(cold, place):
     before = cold_settings.read(cold.path)
     with cold.open() as repo:
-        after = prefix_owners.attach(repo, *place, cache_mib=7)
-    assert after == dataclasses.replace(before, cache_mib=7)
+        options = cold_settings.Options(cache_mib=7, read_limit=8)
+        after = prefix_owners.attach(repo, *place, options)
+    assert after == dataclasses.replace(before, options=options)
+    assert cold_settings.read(cold.path) == after
     assert cold_settings.read(cold.path) == after
 
 
@@ -378,10 +402,12 @@ def test_a_damaged_description(cold, bad):
 @pytest.mark.parametrize('change', [
     {'owners': []}, {'owners': ['x']}, {'owners': ['0' * 32] * 65},
     {'owners': 7}, {'cache_mib': 0}, {'cache_mib': '1'},
+    {'read_limit': 0}, {'read_limit': '1'}, {'read_limit': 3601},
     {'credentials': 'relative'}, {'credentials': 7}, {'inode': '7'},
     {'location': {}}, {'location': None}])
 def test_a_description_of_wrong_values(cold, change):
-    fields = {**dataclasses.asdict(cold_settings.read(cold.path)), **change}
+    fields = dataclasses.asdict(cold_settings.read(cold.path))
+    fields |= {**fields.pop('options'), **change}
     (cold.path / 'cold.json').write_bytes(
         files.pack_json('glance-dedup object store', **fields))
     with pytest.raises(exceptions.DamagedError, match='cold.json is damaged'):

@@ -6,6 +6,7 @@ Each command names the image and the store, leaves no partial result, and works
 once the store is back.
 """
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 from glance_dedup.transfer import image_sending
 from glance_dedup.transfer import site_replication
@@ -86,6 +88,20 @@ def test_commands(cold, faults, tmp_path, command, fault):
     done = run(cold, *words)
     assert done.returncode == 0, done.stderr
     repositories.require_clean(cold.path)
+
+
+def test_a_store_that_hangs(cold, faults, tmp_path):
+    cold_settings.write(cold.path, dataclasses.replace(
+        cold.settings, options=cold_settings.Options(read_limit=1)))
+    command = ('image', 'get', 'one', tmp_path / 'out')
+    with faults.held():
+        done = run(cold, *command)
+    assert done.returncode == 3, done
+    assert f'{cold.settings.location.url}: ' in done.stderr
+    assert 'within 1 s' in done.stderr and ' one' in done.stderr
+    assert not (tmp_path / 'out').exists()
+    cold_settings.write(cold.path, cold.settings)
+    assert run(cold, *command).returncode == 0
 
 
 def test_a_copy_in_the_same_scope_needs_no_object(cold, faults):

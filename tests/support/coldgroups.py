@@ -22,8 +22,7 @@ CREDENTIALS = '/nonexistent/credentials'
 def attach(path):
     """Write the description of an object store that cannot be reached."""
     cold_settings.write(str(path), cold_settings.Settings(
-        PLACE, CREDENTIALS, cold_settings.CACHE_MIB, (OWNER,),
-        os.stat(path).st_ino))
+        PLACE, CREDENTIALS, (OWNER,), os.stat(path).st_ino))
 
 
 def cool_all(repo):

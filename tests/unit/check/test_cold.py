@@ -317,6 +317,8 @@ def place(**change):
     {'credentials': None}, {'credentials': 'relative'}, {'credentials': 7},
     {'inode': None}, {'inode': '7'}, {'inode': 7.0}, {'inode': True},
     {'allow_http': 1}, {'allow_http': 'true'},
+    {'read_limit': 0}, {'read_limit': 3601}, {'read_limit': True},
+    {'read_limit': 1.5},
     {'location': None}, {'location': 7}, {'location': {}},
     place(kind='ftp'), place(container='a'), place(container='Bucket'),
     place(container='-bucket'), place(container=None), place(other='x'),
@@ -336,6 +338,7 @@ def test_wrong_values(repository, change):
 @pytest.mark.parametrize('change', [
     {'owners': ['0' * 32] * 64}, {'cache_mib': 1 << 20}, place(),
     {'allow_http': True}, {'allow_http': False},
+    {'read_limit': 1}, {'read_limit': 3600},
     place(kind='swift', container='My_Container', region='one.two'),
     place(endpoint='http://host:9000/path', ca_file='/etc/ca.pem')], ids=str)
 def test_right_values(repository, change):

@@ -159,7 +159,7 @@ def test_attach(made, place, url, proxy, credentials):
     owner = found.pop('owner')
     assert found == {
         'url': url, 'endpoint': proxy.url, 'region': '', 'ca_file': '',
-        'credentials': credentials, 'cache_bytes': 1 << 30,
+        'credentials': credentials, 'cache_bytes': 1 << 30, 'read_limit': 60,
         'restored_from': []}
     assert cold_settings.read(made.path).owner == owner
     repositories.require_clean(made.path)
@@ -168,18 +168,21 @@ def test_attach(made, place, url, proxy, credentials):
 def test_attach_again(attached, place):
     before = cold_settings.read(attached.path)
     found = attached('object-store', 'attach', *place, '--cache-size', '7M',
-                     '-f', 'json').json()
-    assert (found['cache_bytes'], found['owner']) == (7 << 20, before.owner)
-    assert cold_settings.read(attached.path).cache_mib == 7
+                     '--read-limit', '90', '-f', 'json').json()
+    assert (found['cache_bytes'], found['read_limit'], found['owner']) == (
+        7 << 20, 90, before.owner)
+    options = cold_settings.read(attached.path).options
+    assert (options.cache_mib, options.read_limit) == (7, 90)
 
 
 def test_whether_http_is_allowed_is_kept(attached, place):
     """For the next catalogue of Keystone; the last attachment counts."""
-    assert not cold_settings.read(attached.path).allow_http
+    assert not cold_settings.read(attached.path).options.allow_http
     for options in (['--allow-http'], []):
         assert attached('object-store', 'attach', *place,
                         *options).status == 0
-        assert cold_settings.read(attached.path).allow_http == bool(options)
+        read = cold_settings.read(attached.path)
+        assert read.options.allow_http == bool(options)
         assert attached('repository', 'check').status == 0
 
 
@@ -199,6 +202,8 @@ def test_attach_to_no_place(made, place, wrong, words):
     (['--endpoint', 'http://user:secret@host'], ['credentials belong']),
     (['--cache-size', '0'], ['cache_mib', '1 to']),
     (['--cache-size', '2T'], ['cache_mib', '1 to']),
+    (['--read-limit', '0'], ['read_limit', '1 to 3600']),
+    (['--read-limit', '3601'], ['read_limit', '1 to 3600']),
     (['--region', 'a b'], ["'a b'"])])
 def test_attach_with_wrong_options(made, place, options, words):
     made('object-store', 'attach', *place, *options).refused(*words)

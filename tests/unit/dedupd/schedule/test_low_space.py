@@ -29,8 +29,8 @@ def repo(tmp_path, monkeypatch):
     path = repositories.create(tmp_path / 'repository',
                                group_slots=256)
     cold_settings.write(path, cold_settings.Settings(
-        object_location.parse('s3://bucket/prefix'), '/nowhere', 1,
-        ('0' * 32,), 1))
+        object_location.parse('s3://bucket/prefix'), '/nowhere', ('0' * 32,),
+        1))
     with repositories.open_repository(path) as repo:
         monkeypatch.setattr(repo, 'room', lambda: (repo.free, KEPT))
         repo.free = 100 * MIB
