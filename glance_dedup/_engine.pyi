@@ -715,8 +715,10 @@ def split_records(records: bytes, parts: int, first: int,
     `first` on. ValueError for one of another part."""
 def answer_requests(requests: bytes) -> tuple[bytes, bytes]:
     """As `Index.answer` where there is no index."""
-def resolve_requests(requests: bytes, references: bytes) -> bytes:
-    """Answers to the requests whose key is among the references."""
+def resolve_requests(requests: bytes, references: bytes
+                     ) -> tuple[bytes, bytes]:
+    """Answers to the requests whose key is among the references, and the other
+    requests."""
 def fill_answers(answers: bytes, first: int,
                  places: bytearray | memoryview) -> None:
     """Put what each answer says in the place (64 bits) of its requester's

@@ -119,6 +119,7 @@ TESTED_BY = {
     'glance_dedup.backup.exports': 'functional/test_running_servers.py',
     'glance_dedup.backup.backup_job': 'functional/test_batch.py',
     'glance_dedup.backup.libvirt_jobs': 'functional/test_running_servers.py',
+    'glance_dedup.backup.mpi_link': 'functional/test_batch_hosts.py',
     'glance_dedup.backup.rank': 'functional/test_batch.py',
     'glance_dedup.backup.rank_exchange': 'functional/test_batch.py',
     'glance_dedup.backup.servers': 'functional/test_running_servers.py',

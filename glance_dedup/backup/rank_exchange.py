@@ -2,10 +2,10 @@
 
 """Streams of records between the ranks of a batch backup, from all to all.
 
-MPI carries the messages. A rank that waits sleeps, since MPI's own barriers
-would keep a processor busy. A rank has at most one message under way to each
-other rank, and the sender waits until it is received. So a slow rank has at
-most one message of each other in its memory.
+A link carries the messages: Unix sockets between the ranks of one host, MPI
+between hosts. A rank has at most one message under way to each other rank, and
+the sender waits until it is received. So a slow rank has at most one message
+of each other in its memory.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import json
 import struct
 import time
 from typing import Any
+from typing import Protocol
 
 import xxhash
 
@@ -34,8 +35,6 @@ _END = b'end'
 SILENCE = 900.0
 # While a rank works alone, it sends so many signs of life in that time.
 _SIGNS = 15
-# Their tag; the tags of exchanges are 1 and more.
-_ALIVE = 0
 
 # Seconds between two polls for messages, while there is no work: more and
 # more, so that a rank that waits long costs its host nothing.
@@ -50,6 +49,11 @@ def buffer_of(ranks: int) -> int:
     """
     return max(_MIN_SIZE,
                min(BUFFER, _RANKS * BUFFER // ranks // _RECORD * _RECORD))
+
+
+def max_message() -> int:
+    """Return the most bytes of a message."""
+    return _HEAD.size + BUFFER
 
 
 class BrokenMessage(exceptions.RepositoryError):
@@ -79,10 +83,37 @@ def unpack(message: bytes | bytearray, source: int) -> tuple[bytes, bytes]:
         'is broken')
 
 
+class Link(Protocol):
+    """The connection of a rank with all others."""
+
+    rank: int
+    size: int
+
+    def send(self, rank: int, tag: int, message: bytes
+             ) -> Callable[[], bool]:
+        """Begin to send a message; no other is under way to that rank."""
+
+    def receive(self, tag: int) -> tuple[int, bytes] | None:
+        """Take out a message; None: none has come."""
+
+    def show_life(self) -> None:
+        """Send the others a sign of life."""
+
+    def take_signs(self) -> bool:
+        """Return whether there was a sign of life since the last call."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until a message comes."""
+
+    def close(self) -> None:
+        """Send what waits, and end."""
+
+    def abort(self, status: int) -> None:
+        """End all ranks."""
+
+
 class Ranks:
     """This rank among the others.
-
-    :param comm: MPI's communicator of all ranks
 
     :ivar rank: this rank's number, from 0
     :ivar size: how many ranks there are
@@ -90,16 +121,13 @@ class Ranks:
         after which it gives up
     """
 
-    def __init__(self, comm: Any) -> None:
-        from mpi4py import MPI  # only in a process that mpiexec started
-        self._mpi = MPI
-        self._comm = comm
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.limit = SILENCE
         self._tag = 0
-        self._signs: dict[int, Any] = {}
         self._signed = 0.0
-        self.rank: int = comm.Get_rank()
-        self.size: int = comm.Get_size()
+        self.rank: int = link.rank
+        self.size: int = link.size
 
     def exchange(self, kind: bytes,
                  receive: Callable[[int, bytes], None]) -> 'Exchange':
@@ -111,8 +139,7 @@ class Ranks:
         :param receive: called with the source and its records
         """
         self._tag = self._tag % 1000 + 1
-        return Exchange(self._mpi, self._comm, self._tag, kind, receive,
-                        self.limit)
+        return Exchange(self._link, self._tag, kind, receive, self.limit)
 
     def show_life(self) -> None:
         """Let ranks that wait for this one know that it makes progress.
@@ -123,11 +150,7 @@ class Ranks:
         if now - self._signed < self.limit / _SIGNS:
             return
         self._signed = now
-        for rank in set(range(self.size)) - {self.rank}:
-            under_way = self._signs.get(rank)
-            if under_way is None or under_way.Test():
-                self._signs[rank] = self._comm.Isend(
-                    [b'', 0, self._mpi.BYTE], dest=rank, tag=_ALIVE)
+        self._link.show_life()
 
     def agree(self, value: Any) -> list[Any]:
         """Tell all ranks a value, and return all values, in their order.
@@ -147,22 +170,20 @@ class Ranks:
 class Exchange:
     """One stage's records on their way. Leaving it waits for all of them."""
 
-    def __init__(self, mpi: Any, comm: Any, tag: int, kind: bytes,
+    def __init__(self, link: Link, tag: int, kind: bytes,
                  receive: Callable[[int, bytes], None],
                  limit: float) -> None:
-        self._byte = mpi.BYTE
-        self._status = mpi.Status()
-        self._comm = comm
+        self._link = link
         self._tag = tag
         self._kind = kind
         self._receive = receive
         self._limit = limit
-        size = comm.Get_size()
-        self._rank = comm.Get_rank()
+        size = link.size
+        self._rank = link.rank
         self._size = buffer_of(size)
         self._buffers = [bytearray() for _ in range(size)]
-        # Messages under way to each rank; the bytes stay until it has them.
-        self._sending: list[tuple[Any, bytes] | None] = [None] * size
+        # For each rank: whether it has the message that is under way to it.
+        self._sending: list[Callable[[], bool] | None] = [None] * size
         self._open = set(range(size)) - {self._rank}
         self._heard = time.monotonic()
 
@@ -190,14 +211,12 @@ class Exchange:
                 self._receive(rank, payload)
             return
         self._wait(lambda: self._is_free(rank), f'receive from rank {rank}')
-        message = pack(kind, payload)
-        self._sending[rank] = self._comm.Issend(
-            [message, len(message), self._byte], dest=rank,
-            tag=self._tag), message
+        self._sending[rank] = self._link.send(rank, self._tag,
+                                              pack(kind, payload))
 
     def _is_free(self, rank: int) -> bool:
         under_way = self._sending[rank]
-        if under_way is not None and under_way[0].Test():
+        if under_way is not None and under_way():
             self._sending[rank] = under_way = None
             self._heard = time.monotonic()
         return under_way is None
@@ -224,7 +243,7 @@ class Exchange:
                     f'rank {self._rank} waited {self._limit:.0f} s for others '
                     f'to {what} in the stage {self._kind.decode()}: look for '
                     'a host that hangs, and start again')
-            time.sleep(pause)
+            self._link.wait(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
     def poll(self) -> None:
@@ -232,23 +251,15 @@ class Exchange:
         while self._take():
             pass
 
-    def _take_signs(self) -> None:
-        """Receive signs of life; a rank that works does not hang."""
-        while message := self._comm.Improbe(tag=_ALIVE):
-            message.Recv([bytearray(), 0, self._byte])
-            self._heard = time.monotonic()
-
     def _take(self) -> bool:
         """Receive a message, if one has come."""
-        status = self._status
-        self._take_signs()
-        message = self._comm.Improbe(tag=self._tag, status=status)
-        if message is None:
+        if self._link.take_signs():     # a rank that works does not hang
+            self._heard = time.monotonic()
+        found = self._link.receive(self._tag)
+        if found is None:
             return False
-        data = bytearray(status.Get_count(self._byte))
-        message.Recv([data, len(data), self._byte])
         self._heard = time.monotonic()
-        source = status.Get_source()
+        source, data = found
         kind, payload = unpack(data, source)
         if kind == _END:
             self._open.discard(source)

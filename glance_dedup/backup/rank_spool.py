@@ -65,11 +65,11 @@ def answer(requester: int, address: int) -> bytes:
     return (requester << 24).to_bytes(8, 'big') + address.to_bytes(5, 'little')
 
 
-def remove_dead(directory: str, key: str | None) -> list[str]:
+def remove_dead(directory: str, prefixes: tuple[str, ...]) -> list[str]:
     """Remove the spools that processes which died left on this host (B6).
 
     :param directory: the place of a repository's spools
-    :param key: how the names of the spools that stay begin; None: none stays
+    :param prefixes: of the names of the spools that stay
     :returns: the names of the removed spools
     """
     removed = []
@@ -77,7 +77,7 @@ def remove_dead(directory: str, key: str | None) -> list[str]:
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):
-                fd = (None if key is not None and name.startswith(key)
+                fd = (None if name.startswith(prefixes)
                       else scratch.lock_directory(path))
                 if fd is not None:
                     with closing.descriptor(fd):
@@ -183,6 +183,20 @@ class Spool(closing.Closing):
         """Write the buffered records of all files of a kind; close them."""
         self._close_files([name for name in self._files if name == kind
                            or name.startswith(kind + '-')])
+
+    def names(self) -> list[str]:
+        """Return the names of all files, in order."""
+        with contextlib.suppress(OSError):      # the spool is lost
+            return sorted(os.listdir(self.path))
+        return []
+
+    def move(self, name: str, other: 'Spool', new_name: str) -> None:
+        """Move a file to another spool on the same disk, if it exists."""
+        self._close_files([name])
+        if not (self.lost or other.lost):
+            with self._writing(), contextlib.suppress(FileNotFoundError):
+                os.rename(os.path.join(self.path, name),
+                          os.path.join(other.path, new_name))
 
     def pieces(self, name: str, size: int, count: int = PIECE
                ) -> Iterator[bytes]:

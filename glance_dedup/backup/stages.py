@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from glance_dedup import _engine
+from glance_dedup.backup import earlier_rounds
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
 from glance_dedup.backup import views
@@ -222,6 +223,7 @@ class Round:
     """A rank's part in a round.
 
     :param partitions: of each rank
+    :param earlier: references of earlier rounds; None: there are none
     :param progress: called with a stage and the bytes of the views that are
         done
     """
@@ -229,7 +231,9 @@ class Round:
     def __init__(self, repository: image_repository.Repository,
                  ranks: rank_exchange.Ranks, spool: rank_spool.Spool,
                  tasks: list[Task], partitions: int, project: str,
-                 scope: bytes, progress: Callable[[str, int], None]) -> None:
+                 scope: bytes,
+                 earlier: earlier_rounds.EarlierRounds | None,
+                 progress: Callable[[str, int], None]) -> None:
         self._repository = repository
         self._engine = repository.handle()
         self._ranks = ranks
@@ -238,6 +242,7 @@ class Round:
         self._partitions = partitions
         self._project = project
         self._scope = scope
+        self._earlier = earlier
         self._progress = progress
         self._buffer = memoryview(bytearray(views.SEGMENT))
         self._first = ranks.rank << _REQUESTER_BITS
@@ -419,6 +424,12 @@ class Round:
                       ) -> int:
         """Answer requests; returns how many files were of no use."""
         unread = 0
+        if self._earlier is not None:
+            for references in self._earlier.pieces(number, self._partitions):
+                answers, requests = _engine.resolve_requests(
+                    requests, references)
+                self._send_answers(exchange, answers)
+                exchange.poll()
         if index is None:
             answers, waiting = _engine.answer_requests(requests)
         else:
@@ -525,13 +536,21 @@ class Round:
         for waiting in self._spool.pieces(f'waiting-{number}',
                                           rank_spool.RECORD):
             for references in self._spool.pieces(f'known-{number}',
-                                                 rank_spool.RECORD):
-                self._send_answers(exchange, _engine.resolve_requests(
-                    waiting, references))
+                                                 rank_spool.RECORD,
+                                                 earlier_rounds.PIECE):
+                answers, waiting = _engine.resolve_requests(waiting,
+                                                            references)
+                self._send_answers(exchange, answers)
             exchange.poll()
 
+    def keep_references(self, round_: int) -> None:
+        """Keep the references of new blocks for the run's later rounds."""
+        if self._earlier is not None:
+            self._earlier.keep(self._spool, 'known', round_,
+                               self._partitions)
+
     def _add_to_index(self) -> None:
-        """Tell later rounds of the new blocks.
+        """Add the new blocks to the index, for other runs and uploads.
 
         The index is hints, so nothing is lost if this cannot be done now.
         """

@@ -176,7 +176,7 @@ engine_answer_requests(PyObject *Py_UNUSED(module), PyObject *requests)
     return result;
 }
 
-/* resolve_requests(requests, references) -> answers */
+/* resolve_requests(requests, references) -> answers, other requests */
 static PyObject *
 engine_resolve_requests(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -194,12 +194,15 @@ engine_resolve_requests(PyObject *Py_UNUSED(module), PyObject *args)
                        : gd_py_sorted_items(&references, &reference_count,
                                             &reference_room);
     uint8_t *out =
-        known == NULL ? NULL : PyMem_Malloc(count * GD_INDEX_RECORD + 1);
+        known == NULL ? NULL : PyMem_Malloc(count * 2 * GD_INDEX_RECORD + 1);
     if (out != NULL) {
-        count = gd_requests_resolve(wanted, count, known, reference_count,
-                                    out);
-        result = PyBytes_FromStringAndSize(
-            (const char *)out, (Py_ssize_t)(count * GD_INDEX_RECORD));
+        uint8_t *left = out + count * GD_INDEX_RECORD;
+        size_t answered = gd_requests_resolve(wanted, count, known,
+                                              reference_count, out, left);
+        result = Py_BuildValue(
+            "(y#y#)", (const char *)out,
+            (Py_ssize_t)(answered * GD_INDEX_RECORD), (const char *)left,
+            (Py_ssize_t)((count - answered) * GD_INDEX_RECORD));
     } else if (known != NULL) {
         PyErr_NoMemory();
     }

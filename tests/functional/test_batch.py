@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch backups by real ranks under mpiexec: every disk comes back, whatever
+"""Batch backups by real ranks on one host: every disk comes back, whatever
 dies, and equal blocks of different ranks are stored once."""
 
+import dataclasses
 import re
-import shutil
-import sys
 
 import pytest
 
@@ -12,6 +11,7 @@ from glance_dedup.backup import backup_job
 from glance_dedup.backup import places
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import reachable_hosts
+from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
@@ -20,6 +20,8 @@ from tests.support import maintenance
 from tests.support import repositories
 from tests.unit.dedupd.tasks import collecting
 
+# Weight with which each disk gets a round of its own.
+ALONE = 1.0
 STAGES = ['scan', 'answer', 'store', 'resolve', 'finish']
 
 
@@ -145,7 +147,7 @@ def test_a_host_that_names_another_as_its_own(monkeypatch):
 
 def test_servers_whose_views_do_not_fit_together():
     """Two servers too large for one round get one each; none is refused."""
-    settings = backup_job.Settings(views=1 << 30, weight=1.0)
+    settings = backup_job.Settings(views=1 << 30, weight=0.0)
     job = backup_job.Job(None, settings, batches.NIGHT, lambda *progress: None)
 
     def rounds_at(written):
@@ -215,7 +217,7 @@ def test_two_backups_of_one_disk(cloud):
     assert cloud.backups() == digests
 
 
-def test_mpi_fails_once_while_ranks_look(cloud, tmp_path, monkeypatch):
+def test_a_rank_fails_once_while_ranks_look(cloud, tmp_path, monkeypatch):
     """The command searches for the disks again, and reports it."""
     batches.in_ranks(tmp_path / 'site', monkeypatch, f"""
 from glance_dedup.backup import rank_exchange
@@ -226,13 +228,13 @@ def fails_once(self, value):
         os.mkdir({str(tmp_path / 'failed')!r})
     except FileExistsError:
         return agree(self, value)
-    raise Exception('MPI failed')
+    raise Exception('it failed')
 rank_exchange.Ranks.agree = fails_once
 """)
     results = cloud.run()
     assert not [result for result in results.values() if result.note]
     assert [notice for notice in cloud.notices if re.fullmatch(
-        'looking for the disks broke, time 1 of 3: .*MPI failed', notice)]
+        'looking for the disks broke, time 1 of 3: .*it failed', notice)]
     assert cloud.backups() == cloud.disks.digests()
 
 
@@ -271,8 +273,7 @@ def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
         # The next writer recovers what was not published (N7.3).
         return not [slot for group, slot in maintenance.live_slots(cloud.path)
                     if slot < published.get(group, 0)]
-    # A rank may end a moment after mpiexec, and has its groups until then.
-    repositories.eventually(is_empty)
+    assert is_empty()
     cloud.require_clean()
 
 
@@ -287,8 +288,108 @@ def test_broken_message(change):
         rank_exchange.unpack(change(message), 1)
 
 
-def test_no_mpi(cloud, monkeypatch):
-    monkeypatch.setattr(shutil, 'which', lambda name: None)
-    monkeypatch.setattr(sys, 'executable', '/nowhere/python')
-    with pytest.raises(Exception, match='MPI is not installed'):
-        cloud.run()
+def test_several_hosts_without_mpi(cloud, monkeypatch):
+    """The error says how to install it; one host needs none."""
+    monkeypatch.setattr(
+        reachable_hosts, 'reach', lambda names: ([reachable_hosts.Host(
+            name, name, frozenset()) for name in names], {}))
+    monkeypatch.setattr(reachable_hosts, 'mpiexec', lambda: None)
+    assert not any(result.note for result in cloud.run().values())
+    cloud.settings = dataclasses.replace(cloud.settings, hosts=('one', 'two'))
+    with pytest.raises(exceptions.InvalidParameter,
+                       match='apt install openmpi-bin python3-mpi4py'):
+        cloud.run(night=1)
+
+
+# -- rounds -------------------------------------------------------------------
+
+@pytest.fixture
+def twins(cloud):
+    """Four equal disks, each of which gets a round of its own."""
+    for path in cloud.disks.directory.iterdir():
+        path.write_bytes(repositories.noise(2 * batches.SEGMENT + 5000, 5))
+    cloud.settings = dataclasses.replace(cloud.settings, weight=ALONE)
+    return cloud
+
+
+def require_stored_once(twins, results):
+    """Require that the copies took no space, whichever disk was the first."""
+    assert not any(result.note for result in results.values())
+    assert sorted(result.stored for result in results.values()) == [
+        0, 0, 0, 2 * batches.SEGMENT + 5000]
+    assert twins.backups() == twins.disks.digests()
+    twins.require_nothing_left()
+
+
+def test_copies_in_later_rounds(twins):
+    """A new repository has no index, and the copies still take no space."""
+    rounds_ = []
+    job_run = backup_job.Job._run_round
+
+    def noted(job, sources, number, count):
+        rounds_.append((len(sources), number, count))
+        job_run(job, sources, number, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backup_job.Job, '_run_round', noted)
+        results = twins.run()
+    assert rounds_ == [(1, number, 4) for number in range(1, 5)]
+    require_stored_once(twins, results)
+
+
+DEATH_IN_ROUND = """
+import os, signal
+from glance_dedup.backup import earlier_rounds, stages
+work = stages.Round.{stage}
+def die(round_, *arguments):
+    if (round_._earlier is not None and round_._ranks.rank == 0
+            and round_._earlier._spool.names() and not os.path.exists(
+                {mark!r})):
+        open({mark!r}, 'w').close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    work(round_, *arguments)
+stages.Round.{stage} = die
+"""
+
+
+@pytest.mark.parametrize('stage', [*STAGES, 'keep_references'])
+def test_copies_after_a_kill(twins, tmp_path, monkeypatch, stage):
+    """A rank that dies in the second round keeps what the first one found."""
+    mark = tmp_path / 'mark'
+    batches.in_ranks(tmp_path / 'site', monkeypatch,
+                     DEATH_IN_ROUND.format(stage=stage, mark=str(mark)))
+    results = twins.run()
+    assert mark.exists()
+    # In the first round, a rank has references once all blocks are stored.
+    assert any(f'round {1 if stage == "finish" else 2} of 4 broke' in text
+               for text in twins.notices)
+    require_stored_once(twins, results)
+
+
+def test_a_round_between_is_given_up(twins, monkeypatch):
+    """A round that breaks each time takes nothing from the later ones."""
+    def kill(processes, event):
+        if event['event'] == 'view' and event['name'] == 'disk1':
+            batches.kill_all(batches.ranks_of(processes))
+    results = twins.run(watch=kill, monkeypatch=monkeypatch)
+    assert 'broke 3 times' in results.pop('disk1').note
+    assert sorted(result.stored for result in results.values()) == [
+        0, 0, 2 * batches.SEGMENT + 5000]
+    twins.require_nothing_left()
+
+
+def test_a_run_that_is_killed_between_rounds(twins, monkeypatch):
+    """The next run removes what the killed one had found."""
+    def interrupt(processes, event):
+        if event['event'] == 'ended' and twins.backups():
+            raise KeyboardInterrupt
+    tidy = backup_job.Job._tidy
+    monkeypatch.setattr(backup_job.Job, '_tidy', lambda *arguments: None)
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as p:
+        twins.run(watch=interrupt, monkeypatch=p)
+    assert [path for path in twins.spool.rglob('run-*')]
+    monkeypatch.setattr(backup_job.Job, '_tidy', tidy)
+    results = twins.run(night=1)
+    assert any('run-' in text and 'was not completed' in text
+               for text in twins.notices)
+    assert not any(result.note for result in results.values())
+    twins.require_nothing_left()

@@ -563,7 +563,6 @@ def test_command_that_is_killed(large, monkeypatch, kind):
         lambda: list(large.spool.rglob('done-scan')), LIMIT)
     os.kill(command.pid, kind)
     if kind == signal.SIGKILL:
-        # mpiexec does not always notify the ranks of the end of its input.
         command.wait(LIMIT)
         proceed.touch()
     _, told = command.communicate(timeout=LIMIT)

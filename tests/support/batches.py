@@ -7,7 +7,6 @@ import datetime
 import fcntl
 import hashlib
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -147,18 +146,9 @@ class Cloud:
             collector.run_once(maintainer, pacing.Pace(), live_share=0)
 
 
-def ranks_of(process):
-    """Return the process ids of mpiexec's ranks, by its children."""
-    found = []
-    for path in pathlib.Path('/proc').glob('[0-9]*'):
-        try:
-            command = (path / 'cmdline').read_bytes()
-            parent = int((path / 'stat').read_text().rsplit(')')[1].split()[1])
-        except OSError:
-            continue
-        if b'glance_dedup.backup.rank' in command and parent == process.pid:
-            found.append(int(path.name))
-    return sorted(found)
+def ranks_of(processes):
+    """Return the process ids of a round's ranks on this host, in order."""
+    return [process.pid for process in processes.all]
 
 
 def kill_all(ranks_):

@@ -15,8 +15,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('glance_dedup', 'dedupd')
 NAME = re.compile(r'^[A-Za-z0-9_.-]+')
 # Modules that are imported only if an extra is installed.
-EXTRAS = {'backup': {'glance_dedup/backup/rank.py',
-                     'glance_dedup/backup/rank_exchange.py'},
+EXTRAS = {'backup': {'glance_dedup/backup/mpi_link.py'},
           'glance': {'glance_dedup/client/glance_api.py'},
           'libvirt': {'glance_dedup/backup/libvirt_jobs.py'},
           's3': {'glance_dedup/objects/s3.py'},

@@ -85,7 +85,7 @@ gd_requests_answer(const gd_item *requests, const uint64_t *addresses,
 size_t
 gd_requests_resolve(const gd_item *requests, size_t count,
                     const gd_item *references, size_t reference_count,
-                    uint8_t *answers)
+                    uint8_t *answers, uint8_t *left)
 {
     size_t at = 0, used = 0;
     for (size_t i = 0; i < count; i++) {
@@ -95,6 +95,9 @@ gd_requests_resolve(const gd_item *requests, size_t count,
         if (at < reference_count && references[at].key == requests[i].key) {
             put_answer(answers, used++, requests[i].address,
                        references[at].address);
+        } else {
+            gd_index_put_record(left + (i - used) * GD_INDEX_RECORD,
+                                requests[i].key, requests[i].address);
         }
     }
     return used;

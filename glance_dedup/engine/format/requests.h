@@ -61,10 +61,11 @@ bool gd_requests_split(const uint8_t *records, size_t count, uint64_t parts,
 size_t gd_requests_answer(const gd_item *requests, const uint64_t *addresses,
                           size_t count, uint8_t *answers, uint8_t *waiting);
 /* Answers those of the sorted requests whose key is among the sorted
- * references.  answers has room for count.  Returns how many it wrote. */
+ * references, and copies the others to `left`, in order.  answers and left have
+ * room for count each.  Returns the number of answers. */
 size_t gd_requests_resolve(const gd_item *requests, size_t count,
-                         const gd_item *references, size_t reference_count,
-                         uint8_t *answers);
+                           const gd_item *references, size_t reference_count,
+                           uint8_t *answers, uint8_t *left);
 /* Puts each answer's address, or its other value, in its requester's place; the
  * first place, of 8 bytes, is that of block number `first`.  False if an answer
  * has no place. */

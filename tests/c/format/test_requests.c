@@ -106,17 +106,24 @@ TEST(test_resolve)
         others[count++] = (gd_item){key, 5000 + key};
     }
     size_t answered =
-        gd_requests_resolve(requests, MAX_COUNT, others, count, out);
+        gd_requests_resolve(requests, MAX_COUNT, others, count, out, more);
     for (size_t i = 0; i < MAX_COUNT; i++) {
         if (requests[i].key % 2 == 0) {
             CHECK_INT(gd_index_key(out + at * R),
                       requests[i].address << GD_REQUESTER_SHIFT);
             CHECK_INT(gd_index_address(out + at++ * R),
                       5000 + requests[i].key);
+        } else {
+            CHECK_INT(gd_index_key(more + (i - at) * R), requests[i].key);
+            CHECK_INT(gd_index_address(more + (i - at) * R),
+                      requests[i].address);
         }
     }
     CHECK_INT(at, answered);
-    CHECK_INT(gd_requests_resolve(requests, MAX_COUNT, others, 0, out), 0);
+    CHECK_INT(
+        gd_requests_resolve(requests, MAX_COUNT, others, 0, out, more), 0);
+    CHECK_INT(gd_index_address(more + (MAX_COUNT - 1) * R),
+              requests[MAX_COUNT - 1].address);
 }
 
 TEST(test_fill)
