@@ -3,7 +3,12 @@
 dies, and equal blocks of different ranks are stored once."""
 
 import dataclasses
+import os
+import pathlib
 import re
+import subprocess
+import sys
+import venv
 
 import pytest
 
@@ -20,6 +25,7 @@ from tests.support import maintenance
 from tests.support import repositories
 from tests.unit.dedupd.tasks import collecting
 
+LIMIT = 300
 # Weight with which each disk gets a round of its own.
 ALONE = 1.0
 STAGES = ['scan', 'answer', 'store', 'resolve', 'finish']
@@ -299,6 +305,35 @@ def test_several_hosts_without_mpi(cloud, monkeypatch):
     with pytest.raises(exceptions.InvalidParameter,
                        match='apt install openmpi-bin python3-mpi4py'):
         cloud.run(night=1)
+
+
+def make_environment(place, without):
+    """Return the Python of an environment that lacks some packages."""
+    venv.create(place, symlinks=True)
+    site, = place.glob('lib/python3*/site-packages')
+    for directory in map(pathlib.Path, sys.path):
+        if directory.name in ('site-packages', 'dist-packages'):
+            for path in directory.iterdir():
+                target = site / path.name
+                if not path.name.lower().startswith(without) and not (
+                        target.exists()):
+                    target.symlink_to(path)
+    return str(place / 'bin' / 'python')
+
+
+def test_without_mpi4py(cloud, tmp_path):
+    """The command backs one host up where there is no MPI."""
+    python = make_environment(tmp_path / 'venv', ('mpi4py', 'openmpi'))
+    missing = subprocess.run([python, '-c', 'import mpi4py'],
+                             capture_output=True, text=True, timeout=LIMIT)
+    assert "No module named 'mpi4py'" in missing.stderr
+    done = subprocess.run([python, *cloud.command()[1:]], cwd=tmp_path,
+                          env={**os.environ, 'PATH': '/nonexistent'},
+                          capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    with image_repository.Repository(cloud.path) as repo:
+        assert len(repo.backups()) == 4
+    cloud.require_nothing_left()
 
 
 # -- rounds -------------------------------------------------------------------
