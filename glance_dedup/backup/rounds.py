@@ -8,19 +8,20 @@ each view of a round is kept until the slowest host is done. One round for all
 disks takes the least time in total, since each round has costs of its own, but
 it keeps each view longest.
 
-A plan weighs both: its cost is ``a * T + (1 - a) * J``, where T is the time of
-all rounds and J is how long a disk's view is kept on average. This cost is
-that of Agun, Zhang and Yang (parallel deduplication with batch scheduling),
-who call the first one J and the second one T. The heuristic *balance* is their
-Algorithm 1, and besides sorts each host's rounds by load, so that the long
-rounds of all hosts coincide, which never makes a plan longer. *Fill* takes the
-place of their Algorithm 2. A round whose views would not fit is divided.
+A plan weighs both, as Agun, Zhang and Yang do (parallel deduplication with
+batch scheduling, section 4). Its cost is ``a * T + (1 - a) * J``: T is the
+average backup time, for which a disk's view is kept, and J the job span, the
+time of all rounds. The heuristics are theirs, and one of ours. Each is tried
+with every number of rounds that can be the best, and the cheapest plan is
+taken. A round whose views would not fit is divided.
 """
 
 import collections
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import heapq
+import itertools
 
 from glance_dedup.base import exceptions
 
@@ -75,17 +76,17 @@ class Plan:
     """Rounds, one after the other, and their cost."""
 
     rounds: list[list[Disk]]
-    total: float
-    """T: seconds of all rounds."""
-    kept: float
-    """J: seconds for which a view is kept, on average."""
+    average: float
+    """T: seconds of a backup, and so of its view, on average."""
+    span: float
+    """J: seconds of all rounds."""
 
     def cost(self, weight: float) -> float:
         """Return the cost of a plan.
 
-        :param weight: of the total time, from 0 to 1
+        :param weight: of the average backup time, from 0 to 1
         """
-        return weight * self.total + (1 - weight) * self.kept
+        return weight * self.average + (1 - weight) * self.span
 
 
 def plan(rounds: list[list[Disk]], limits: Limits) -> Plan:
@@ -93,9 +94,12 @@ def plan(rounds: list[list[Disk]], limits: Limits) -> Plan:
     rounds = [disks for disks in rounds if disks]
     times = [seconds(disks, limits) for disks in rounds]
     count = sum(map(len, rounds))
-    return Plan(rounds, sum(times), sum(
+    return Plan(rounds, sum(
         time * len(disks) for time, disks in zip(times, rounds, strict=True)
-    ) / max(count, 1))
+    ) / max(count, 1), sum(times))
+
+
+_Choose = Callable[[Disk, list[float], list[float]], int]
 
 
 # -- heuristics ---------------------------------------------------------------
@@ -103,67 +107,111 @@ def plan(rounds: list[list[Disk]], limits: Limits) -> Plan:
 def _by_host(disks: Round) -> dict[str, list[Disk]]:
     """Each host's disks, the largest first."""
     found: dict[str, list[Disk]] = {}
-    for disk in sorted(disks, key=lambda disk: (-disk.seconds, disk.name)):
+    for disk in largest(disks):
         found.setdefault(disk.host, []).append(disk)
     return found
 
 
-def _load(disks: Round) -> float:
-    return sum(disk.seconds for disk in disks)
+def largest(disks: Round) -> list[Disk]:
+    """The order of algorithm 1: the largest disk is the next."""
+    return sorted(disks, key=lambda disk: (-disk.seconds, disk.name))
+
+
+def busiest(disks: Round) -> list[Disk]:
+    """The order of algorithm 2: the busiest host's largest disk is the next.
+
+    That is the host with the most seconds of disks that are in no round yet.
+    """
+    left = {host: iter(found) for host, found in _by_host(disks).items()}
+    loads: dict[str, float] = dict.fromkeys(left, 0.0)
+    for disk in disks:
+        loads[disk.host] += disk.seconds
+    queue = [(-load, host) for host, load in loads.items()]
+    heapq.heapify(queue)
+    ordered: list[Disk] = []
+    while queue:
+        load, host = heapq.heappop(queue)
+        for disk in itertools.islice(left[host], 1):
+            ordered.append(disk)
+            heapq.heappush(queue, (load + disk.seconds, host))
+    return ordered
+
+
+def least_load(disk: Disk, mine: list[float], times: list[float]) -> int:
+    """The round in which the disk's host has the least to do.
+
+    Among several of these, the shortest: so a disk does not wait for the large
+    ones of other hosts.
+    """
+    return min(zip(mine, times, range(len(times)), strict=True))[2]
+
+
+def least_increase(disk: Disk, mine: list[float], times: list[float]) -> int:
+    """The round that makes all rounds together the least longer.
+
+    Among several of these, that in which the disk's host has the least to do.
+    """
+    return min((max(time, load + disk.seconds) - time, load, number)
+               for number, (load, time) in enumerate(
+                   zip(mine, times, strict=True)))[2]
+
+
+def schedule(ordered: Round, count: int, choose: _Choose
+             ) -> list[list[Disk]]:
+    """Rounds of disks that are assigned one after the other.
+
+    :param ordered: in the order in which they are assigned
+    :param count: of rounds
+    :param choose: a round for a disk, by the loads of its host in each round,
+        and the seconds of each round
+    """
+    rounds: list[list[Disk]] = [[] for _ in range(count)]
+    times = [0.0] * count
+    loads: dict[str, list[float]] = {}
+    for disk in ordered:
+        mine = loads.setdefault(disk.host, [0.0] * count)
+        number = choose(disk, mine, times)
+        rounds[number].append(disk)
+        mine[number] += disk.seconds
+        times[number] = max(times[number], mine[number])
+    return rounds
 
 
 def balance(disks: Round, count: int) -> list[list[Disk]]:
-    """The paper's first heuristic: rounds alike on each host.
+    """Return algorithm 1's rounds, with each host's sorted by its load.
 
-    A host's disks go, the largest first, into the round in which that host has
-    the least to do.
-
-    :param count: of rounds
+    So the long rounds of all hosts coincide.
     """
     rounds: list[list[Disk]] = [[] for _ in range(count)]
     for found in _by_host(disks).values():
-        mine: list[list[Disk]] = [[] for _ in range(count)]
-        for disk in found:
-            min(mine, key=_load).append(disk)
+        mine = schedule(found, count, least_load)
         mine.sort(key=_load, reverse=True)
         for whole, part in zip(rounds, mine, strict=True):
             whole += part
     return rounds
 
 
-def fill(disks: Round, count: int) -> list[list[Disk]]:
-    """Return rounds for which the busiest host sets the pace.
-
-    A round is to take the busiest host's share of what it has left. Each host
-    fills it with the largest of its disks that fit.
-
-    :param count: of rounds
-    """
-    left = _by_host(disks)
-    rounds: list[list[Disk]] = []
-    for number in range(count):
-        most = max(map(_load, left.values()), default=0.0)
-        share = most / (count - number)
-        rounds.append([disk for found in left.values()
-                       for disk in _take(found, share, number == count - 1)])
-    return rounds
+def _load(disks: Round) -> float:
+    return sum(disk.seconds for disk in disks)
 
 
-def _take(found: list[Disk], share: float, everything: bool) -> list[Disk]:
-    """Take the disks of a round from a host's remaining ones."""
-    taken: list[Disk] = []
-    load = 0.0
-    for disk in list(found):
-        # A disk that is longer than a round is one's first, or nobody's.
-        if everything or load + disk.seconds <= share or not taken:
-            taken.append(disk)
-            found.remove(disk)
-            load += disk.seconds
-    return taken
+def _scheduled(order: Callable[[Round], list[Disk]], choose: _Choose
+               ) -> Callable[[Round, int], list[list[Disk]]]:
+    return lambda disks, count: schedule(order(disks), count, choose)
 
 
+#: The paper's four, by the order of the disks and the choice of a round; ours.
 HEURISTICS: dict[str, Callable[[Round, int], list[list[Disk]]]] = {
-    'balance': balance, 'fill': fill}
+    'largest, least load': _scheduled(largest, least_load),
+    'busiest, least load': _scheduled(busiest, least_load),
+    'largest, least increase': _scheduled(largest, least_increase),
+    'busiest, least increase': _scheduled(busiest, least_increase),
+    'balance': balance,
+}
+# With these, so ordered, the next disk gets an empty round as long as there is
+# one. With the others, only a host that has a disk in each round begins
+# another one. A plan that leaves rounds empty is that of fewer rounds.
+_USE_ALL = {'largest, least load': largest, 'busiest, least load': busiest}
 
 
 # -- the plan -----------------------------------------------------------------
@@ -185,27 +233,59 @@ def _divide(disks: list[Disk], limits: Limits) -> list[list[Disk]]:
             + _divide(by_time[half:], limits))
 
 
-def candidates(disks: Round, limits: Limits,
-               heuristics: Sequence[str] = tuple(HEURISTICS)) -> list[Plan]:
-    """The plans that the heuristics find, with any number of rounds.
+def max_rounds(disks: Round, name: str) -> int:
+    """The highest number of rounds that a heuristic uses."""
+    return len(disks) if name in _USE_ALL else max(
+        map(len, _by_host(disks).values()), default=0)
 
-    :param heuristics: keys of :data:`HEURISTICS`
+
+def make(disks: Round, limits: Limits, name: str, count: int) -> Plan:
+    """Return a heuristic's plan.
+
+    :param name: a key of :data:`HEURISTICS`
     :raises InvalidParameter: if a disk's view alone does not fit; names it
     """
-    most = max(map(len, _by_host(disks).values()), default=0)
-    return [
-        plan([part for whole in HEURISTICS[name](disks, count)
-              for part in _divide(whole, limits)], limits)
-        for name in heuristics for count in range(1, most + 1)]
+    return plan([part for whole in HEURISTICS[name](disks, count)
+                 for part in _divide(whole, limits)], limits)
 
 
-def best(disks: Round, limits: Limits, weight: float) -> Plan:
-    """The cheapest plan that the heuristics find.
+def best(disks: Round, limits: Limits, weight: float,
+         heuristics: Sequence[str] = tuple(HEURISTICS)) -> Plan:
+    """The cheapest plan that the heuristics find, of any number of rounds.
 
-    :param weight: of the total time, from 0 to 1; the rest is that of the time
-        for which a view is kept
-    :raises InvalidParameter: as :func:`candidates`
+    :param weight: of the average backup time, from 0 to 1; the rest is that of
+        the job span
+    :param heuristics: keys of :data:`HEURISTICS`
+    :raises InvalidParameter: as :func:`make`
     """
-    return min(candidates(disks, limits),
-               key=lambda found: found.cost(weight),
-               default=plan([], limits))
+    if not disks:
+        return plan([], limits)
+    found: list[Plan] = []
+    for name in heuristics:
+        bounds = _bounds(disks, limits, name)
+        # With the highest number, no disk waits for another one of its host.
+        for bound, count in ((bounds[-1], len(bounds)),
+                             *zip(bounds, range(1, len(bounds)))):
+            if found and bound.cost(weight) >= found[-1].cost(weight):
+                if count < len(bounds):
+                    break       # no plan of more rounds is cheaper
+                continue
+            made = make(disks, limits, name, count)
+            if not found or made.cost(weight) < found[-1].cost(weight):
+                found.append(made)
+    return found[-1]
+
+
+def _bounds(disks: Round, limits: Limits, name: str) -> list[Plan]:
+    """For each number of rounds of a heuristic, T and J at least.
+
+    A disk's own time is part of T, and the busiest host's time of J.
+    """
+    busy = max(map(_load, _by_host(disks).values()))
+    firsts = itertools.accumulate(
+        disk.seconds for disk in _USE_ALL.get(name, largest)(disks))
+    return [Plan([], limits.overhead + _load(disks) / len(disks),
+                 count * limits.overhead + (
+                     max(busy, first) if name in _USE_ALL else busy))
+            for count, first in zip(
+                range(1, max_rounds(disks, name) + 1), firsts)]

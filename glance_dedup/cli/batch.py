@@ -2,6 +2,7 @@
 
 """The commands that plan and make batch backups."""
 
+import argparse
 import os
 
 from cliff import lister
@@ -43,6 +44,16 @@ def source_of(text: str, format_: str | None):
     return backup_job.Source(name, 'disk', os.path.abspath(path), format_)
 
 
+def _weight(text):
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight <= 1:
+        raise argparse.ArgumentTypeError(f'{text!r} is no number from 0 to 1')
+    return weight
+
+
 class _Batch(command.RepositoryCommand, lister.Lister):
     """Base of both commands."""
 
@@ -74,6 +85,14 @@ class _Batch(command.RepositoryCommand, lister.Lister):
             'servers overwrite during their backup. Servers that would take '
             'more together, as fast as they wrote in their last backups, are '
             'in other rounds; one that takes more by itself is given up. '
+            'Default: %(default)s.')
+        parser.add_argument(
+            '--weight', metavar='A', type=_weight,
+            default=backup_job.Settings.weight,
+            help='A plan of rounds costs A T + (1 - A) J, where T is the time '
+            'of a backup on average, and J that of the whole run. 0: as short '
+            'a run as possible, in one round; 1: each disk is read in as '
+            'short a time as possible, in a round of its own. '
             'Default: %(default)s.')
         parser.add_argument(
             '--libvirt', metavar='URI', default=backup_job.Settings.libvirt,
@@ -112,7 +131,8 @@ class _Batch(command.RepositoryCommand, lister.Lister):
             state=os.path.abspath(parsed_args.state),
             spool=os.path.abspath(parsed_args.spool),
             scratch=os.path.abspath(parsed_args.scratch),
-            views=parsed_args.view_limit, libvirt=parsed_args.libvirt,
+            views=parsed_args.view_limit, weight=parsed_args.weight,
+            libvirt=parsed_args.libvirt,
             backing=tuple(map(os.path.abspath, parsed_args.backing)), **more)
 
     def sources(self, parsed_args):
@@ -139,7 +159,8 @@ class _Batch(command.RepositoryCommand, lister.Lister):
 class Plan(_Batch):
     """Show which sources would be backed up together, in rounds.
 
-    The times are estimates: 100 MB/s for each host.
+    The times are estimates: 100 MB/s for each host. The last line on standard
+    error has the cost: how long a backup takes on average, and the whole run.
     """
 
     def take_action(self, parsed_args):
@@ -156,6 +177,8 @@ class Plan(_Batch):
             for missing in found.missing():
                 self.app.report(exceptions.ImageNotFound(
                     f'{missing.name}: {missing.note}'))
+        self.app.tell(f'a backup takes {plan.average:.0f} s on average, and '
+                      f'the whole run {plan.span:.0f} s')
         return ('round', 'host', 'name', 'size', 'seconds'), [
             (number, disk.host, disk.name, common.Size(disk.size),
              round(disk.seconds)) for number, disks in enumerate(
