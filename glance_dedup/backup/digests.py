@@ -114,10 +114,11 @@ class _Head:
                    views.Base(*strings[4:]))
 
 
-def _open(path: str, repository_id: str) -> tuple[int, _Head] | None:
+def _open(path: str, repository_id: str, mode: int = os.O_RDWR
+          ) -> tuple[int, _Head] | None:
     """A file of digests that is whole by its length; None: there is none."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC
                      | os.O_NONBLOCK)
     except OSError:
         return None
@@ -133,10 +134,13 @@ def _open(path: str, repository_id: str) -> tuple[int, _Head] | None:
     return None
 
 
-class _Known(closing.Closing):
-    """The digests of the last backup."""
+class Known(closing.Closing):
+    """The digests of the last backup.
 
-    def __init__(self, fd: int, head: _Head) -> None:
+    :param fd: of the file; None: no digest is known
+    """
+
+    def __init__(self, fd: int | None, head: _Head) -> None:
         self._fd: int | None = fd
         self._head = head
         self._page = -1
@@ -151,6 +155,24 @@ class _Known(closing.Closing):
     def digest_key(self) -> bytes:
         """Digests of segments can be compared with these if they have it."""
         return self._head.digest_key
+
+    @classmethod
+    def of_backup(cls, path: str, repository_id: str, base: views.Base
+                  ) -> 'Known':
+        """The digests in a file, if they are of this backup; else none."""
+        fd, head = _open(path, repository_id, os.O_RDONLY) or (None, None)
+        if head is None or head.base != base:
+            if fd is not None:
+                os.close(fd)
+            fd, head = None, _Head(repository_id, '', 0, b'',
+                                   bytes(_DIGEST_KEY), base)
+        return cls(fd, head)
+
+    def fits(self, number: int, data: Any) -> bool:
+        """Return whether a segment has its digest, or none is known."""
+        digest = self.get(number)
+        return not digest or digest == _engine.keyed_digest(
+            self.digest_key, data)
 
     def get(self, number: int) -> bytes:
         """The digest of a segment; b'': it is not known."""
@@ -218,14 +240,14 @@ class DigestChanges(views.Changes):
             self.close()
             raise
 
-    def _find_known(self) -> _Known | None:
+    def _find_known(self) -> Known | None:
         found = _open(self._path, self._place.repository_id)
         if found is None:
             return None
         if not all(found[1].base):
             os.close(found[0])
             return None
-        return _Known(*found)
+        return Known(*found)
 
     def _find_scanned(self) -> int | None:
         """The digests that a process that died has left, of this view."""

@@ -9,10 +9,12 @@ A backup is an image; its id names the source, and the time of the backup
 import argparse
 import contextlib
 import fcntl
+import functools
 import os
 import stat
 import struct
 import sys
+import time
 
 from cliff import lister
 from cliff import show
@@ -274,6 +276,84 @@ class Device:
             fcntl.ioctl(fd, _BLKZEROOUT, struct.pack('=QQ', at, length))
             progress.update(at + length)
         copying.write_all(fd, bytes(end - last), last)
+
+
+class Verify(command.RepositoryCommand, lister.Lister):
+    """Restore backups to nowhere, and compare them: a drill.
+
+    Every byte of the newest backup of each name is read and verified, as for a
+    restore. The bytes are compared with the digests that this host computed
+    from the disk when it was backed up, if the state directory has them, and
+    with the hash that an earlier drill has recorded. If a backup fails, the
+    command goes on with the next. The exit status is then 1 if bytes are
+    damaged or others than those of the disk, else 3.
+    """
+
+    def add_arguments(self, parser):
+        from glance_dedup.backup import backup_job
+
+        _add_names(parser)
+        parser.add_argument(
+            '--restore-sample', metavar='N', type=_number,
+            help='Only so many of the disks, which are drawn for each drill. '
+            'Default: all.')
+        parser.add_argument(
+            '--state', metavar='DIR', default=backup_job.Settings.state,
+            help='The directory of digests, as of backup run. '
+            'Default: %(default)s.')
+        parser.add_argument(
+            '--metrics', metavar='FILE',
+            help='Write the time of a drill without a fault to this file, as '
+            "a metric for the node exporter's textfile collector. The name "
+            'ends with .prom.')
+
+    def take_action(self, parsed_args):
+        from glance_dedup.backup import drill
+
+        rows, failed = [], False
+        with self.open() as repo:
+            now = retention.now()
+            newest = [found[-1] for found in (
+                [backup for backup in backups
+                 if not retention.is_future(backup, now)] for backups in
+                _named(repo, parsed_args.names).values()) if found]
+            chosen = drill.sample(
+                newest, parsed_args.restore_sample or len(newest))
+            total = sum(stat.size for stat in self._stats(repo, chosen))
+            with self.progress('restoring', total) as progress:
+                done = 0
+                for backup in chosen:
+                    found = drill.restore(
+                        repo, backup, parsed_args.state,
+                        functools.partial(self._show, progress, done))
+                    done += found.size
+                    if found.error is not None:
+                        failed = True
+                        self.app.report(found.error)
+                    rows.append(self._row(found))
+        if parsed_args.metrics and rows and not failed:
+            drill.write_metrics(parsed_args.metrics, len(rows), time.time())
+        return ('name', 'time', 'size', 'compared_bytes', 'sha256', 'error',
+                'image_id'), rows
+
+    @staticmethod
+    def _show(progress, before, done):
+        progress.update(before + done)
+
+    @staticmethod
+    def _stats(repo, backups):
+        for backup in backups:
+            with contextlib.suppress(exceptions.RepositoryError):
+                yield repo.stat(backup.image_id)
+
+    @staticmethod
+    def _row(found):
+        return (found.backup.name,
+                common.Time(int(found.backup.time.timestamp())),
+                common.Size(found.size), common.Size(found.compared),
+                found.hash_value,
+                found.error and common.sentence_of(found.error),
+                found.backup.image_id)
 
 
 def _stored(repo, backups):

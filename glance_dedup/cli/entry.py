@@ -100,6 +100,7 @@ GROUPS = {
         'backup plan': 'glance_dedup.cli.batch:Plan',
         'backup list': 'glance_dedup.cli.backup_commands:List',
         'backup restore': 'glance_dedup.cli.backup_commands:Restore',
+        'backup verify': 'glance_dedup.cli.backup_commands:Verify',
         'backup prune': 'glance_dedup.cli.backup_commands:Prune',
     },
     'Projects': {

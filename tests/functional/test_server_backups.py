@@ -20,7 +20,8 @@ from tests.support.repositories import put
 
 PAGE = documents.SOURCE / 'admin' / 'server-backups.rst'
 ETC = documents.TOP / 'etc'
-UNITS = ('glance-dedup-backup.service', 'glance-dedup-backup.timer')
+UNITS = ('glance-dedup-backup.service', 'glance-dedup-backup.timer',
+         'glance-dedup-drill.service', 'glance-dedup-drill.timer')
 TIMES = ('20261123T103000Z', '20261123T180000Z', '20261124T010000Z')
 
 
@@ -94,12 +95,20 @@ def test_the_units_run_what_the_commands_take():
         r'^Exec(\w+)=/usr/bin/glance-dedup backup (\w+) \$(\w+)$', service,
         re.MULTILINE)
     assert found == [('Start', 'run', 'RUN'), ('StopPost', 'prune', 'PRUNE')]
-    assert set(settings()) == {'RUN', 'PRUNE'}
+    drill = re.findall(
+        r'^Exec(\w+)=/usr/bin/glance-dedup backup (\w+) \$(\w+)$',
+        (ETC / UNITS[2]).read_text(), re.MULTILINE)
+    assert drill == [('Start', 'verify', 'VERIFY')]
+    assert set(settings()) == {'RUN', 'PRUNE', 'VERIFY'}
+    assert backup_commands.Verify(None, None).get_parser(
+        'backup verify').parse_args(
+            settings()['VERIFY'].split()).restore_sample == 3
     parser = backup_commands.Prune(None, None).get_parser('backup prune')
     args = parser.parse_args(settings()['PRUNE'].split())
     assert (args.keep_daily, args.keep_weekly, args.keep_monthly) == (7, 4, 12)
     text = PAGE.read_text()
-    assert 'cp systemd/glance-dedup-backup.* /etc/systemd/system/' in text
+    assert ('cp systemd/glance-dedup-backup.* systemd/glance-dedup-drill.* '
+            '/etc/systemd/system/') in text
     assert 'conf/glance-dedup-backup.conf /etc/glance-dedup/backup' in text
     assert f"backup prune {settings()['PRUNE']}\n" in text
 

@@ -51,7 +51,7 @@ def test_messages_of_a_later_exchange_wait(links):
 
 
 def test_a_full_socket(links):
-    """What does not fit goes when there is room; signs of life do not pile."""
+    """A message waits until there is room; signs of life do not pile up."""
     data = bytes(range(256)) * 200
     count = 0
     while not links[0]._unsent:

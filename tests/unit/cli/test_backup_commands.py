@@ -2,6 +2,7 @@
 
 """The commands on backups."""
 
+import hashlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from glance_dedup.base import hashes
 from glance_dedup.cli import backup_commands
 from glance_dedup.repository import image_repository
 from tests.support import disks
@@ -373,3 +375,43 @@ def test_backup_of_a_clock_that_was_behind_stays(made, repo, backups):
         ['newest', 'last 1'], ['stored last']]
     assert [found.image_id for found in repo.backups()
             if found.name == 'web'] == [behind, 'b_web_20261123T180000Z']
+
+
+# -- verify -------------------------------------------------------------------
+
+def test_verify(made, backups, tmp_path):
+    """A drill restores the newest backup of each name, or some of them."""
+    metrics = tmp_path / 'drill.prom'
+    rows = made('backup', 'verify', '--metrics', str(metrics), '-f',
+                'json').json()
+    assert [(row['image_id'], row['size'], row['error']) for row in rows] == [
+        (name, len(backups[name]), None) for name in (
+            'b_db_20261123T190000Z', 'b_web_20261123T180000Z')]
+    for row in rows:
+        assert row['sha256'] == hashlib.sha256(
+            backups[row['image_id']]).hexdigest()
+    assert 'drill_disks 2\n' in metrics.read_text()
+    row, = made('backup', 'verify', '--restore-sample', '1', '-f',
+                'json').json()
+    assert row['name'] in ('web', 'db')
+    row, = made('backup', 'verify', 'db', '-f', 'json').json()
+    assert row['name'] == 'db'
+
+
+def test_verify_finds_a_fault(made, repo, backups, tmp_path):
+    """The command goes on, exits with 1, and writes no success."""
+    name = 'b_db_20261123T190000Z'
+    hashes.record(repo.path, repo.stat(name), hashes.Hash('sha256', '0' * 64))
+    metrics = tmp_path / 'drill.prom'
+    result = made('backup', 'verify', '--metrics', str(metrics), '-f', 'json')
+    assert result.status == 1 and 'is recorded' in result.err
+    assert [bool(row['error']) for row in result.json()] == [True, False]
+    assert not metrics.exists()
+
+
+def test_verify_without_backups(made, tmp_path):
+    metrics = tmp_path / 'drill.prom'
+    assert made('backup', 'verify', '--metrics', str(metrics), '-f',
+                'json').json() == []
+    assert not metrics.exists()
+    assert made('backup', 'verify', '--restore-sample', '0').status == 2

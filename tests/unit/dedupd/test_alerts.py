@@ -139,6 +139,9 @@ CASES = [
     of_one('DedupImagesDamaged', [5], [], dedupd_damaged_volumes=constant(1)),
     of_one('DedupImagesDamaged', [5], [],
            dedupd_unreadable_recipes=constant(1)),
+    Case('DedupBackupDrillOverdue', [16 * DAY], [14 * DAY], [{
+        'series': 'glance_dedup_backup_drill_last_success_timestamp_seconds',
+        'values': constant(0)}]),
     of_one('DedupMountNotTried', [70], [50], dedupd_mount_tried=constant(0)),
     of_one('DedupMountNotTried', [], [70], dedupd_mount_tried=constant(1)),
     of_one('DedupVolumesBroken', [5], [], dedupd_volumes_broken=constant(1)),

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Restore drills: backups are read as for a restore, and compared.
+
+The engine verifies each block by its fingerprint. Besides, the bytes are
+compared with digests that were computed elsewhere: those of the disk's
+segments, which its host computed from the disk when it was backed up, where
+the newest backup has them (``digests.py``); and the hash of the whole disk
+that an earlier drill has recorded. The first drill records it.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import os
+import random
+
+from glance_dedup.backup import digests
+from glance_dedup.backup import views
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import hashes
+from glance_dedup.base import imageids
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import openimages
+
+_HASH = 'sha256'
+_MODE = 0o644
+#: The metrics' names and help texts.
+METRICS = (
+    ('glance_dedup_backup_drill_last_success_timestamp_seconds',
+     'When a restore drill found no fault, in seconds since the epoch.'),
+    ('glance_dedup_backup_drill_disks',
+     'Disks that this restore drill has read.'),
+)
+
+
+@dataclasses.dataclass
+class Drilled:
+    """Result of the drill of a backup."""
+
+    backup: imageids.Backup
+    size: int = 0
+    compared: int = 0
+    """Bytes that were compared with digests of the disk."""
+    hash_value: str = ''
+    error: Exception | None = None
+
+
+def sample(backups: Sequence[imageids.Backup], count: int
+           ) -> list[imageids.Backup]:
+    """Return so many of the backups, at random, in order."""
+    return sorted(random.SystemRandom().sample(
+        backups, min(count, len(backups))))
+
+
+def restore(repository: image_repository.Repository, backup: imageids.Backup,
+            state: str, progress: Callable[[int], None]) -> Drilled:
+    """Read a whole backup, and compare it.
+
+    :param state: the state directory of this host
+    :param progress: called with the bytes read so far
+    """
+    result = Drilled(backup)
+    try:
+        with repository.open_image(backup.image_id) as image:
+            result.size = image.size
+            with digests.Known.of_backup(
+                    os.path.join(state, repository.repository_id,
+                                 f'{backup.name}.digests'),
+                    repository.repository_id, views.Base(
+                        backup.image_id, image.stat.upload_id)) as known:
+                result.hash_value = _compare(image, known, result, progress)
+            hashes.record(repository.path, image.stat,
+                          hashes.Hash(_HASH, result.hash_value))
+    except exceptions.RepositoryError as e:
+        result.error = e
+    return result
+
+
+def _compare(image: openimages.Image, known: digests.Known, result: Drilled,
+             progress: Callable[[int], None]) -> str:
+    """Return the hash of all bytes.
+
+    :raises DamagedError: a segment is not that of the disk
+    """
+    hasher = hashes.new(_HASH)
+    for number, data in enumerate(image.pieces(piece=views.SEGMENT)):
+        hasher.update(data)
+        if not known.fits(number, data):
+            raise exceptions.DamagedError(
+                f'{result.backup.image_id} differs from the disk that was '
+                f'backed up, between {number * views.SEGMENT} and '
+                f'{number * views.SEGMENT + len(data)}: keep it, back the '
+                'disk up again, and check the memory of the host')
+        if known.get(number):
+            result.compared += len(data)
+        progress(number * views.SEGMENT + len(data))
+    return hasher.hexdigest()
+
+
+def write_metrics(path: str, disks: int, now: float) -> None:
+    """Replace a file of the node exporter's textfile collector.
+
+    :raises OSError: it cannot be written
+    """
+    lines = []
+    for (name, text), value in zip(METRICS, (int(now), disks), strict=True):
+        lines += [f'# HELP {name} {text}', f'# TYPE {name} gauge',
+                  f'{name} {value}']
+    files.replace_file(path, ('\n'.join(lines) + '\n').encode(), _MODE)
