@@ -123,7 +123,6 @@ TESTED_BY = {
     'glance_dedup.backup.rank': 'functional/test_batch.py',
     'glance_dedup.backup.rank_exchange': 'functional/test_batch.py',
     'glance_dedup.backup.servers': 'functional/test_running_servers.py',
-    'glance_dedup.backup.rank_spool': 'functional/test_batch_faults.py',
     'glance_dedup.backup.views': 'unit/backup/test_images.py',
     'glance_dedup.backup.volume_backups': 'functional/test_volume_backups.py',
     'glance_dedup.cli.batch': 'functional/test_batch.py',

@@ -74,8 +74,6 @@ NIGHTS = 3
 STAGES = ('start', 'scan', 'answer', 'store', 'resolve', 'finish')
 #: Bytes that a request takes while its partition is sorted and joined.
 JOINED = 60
-#: The buffer of a partition's file (rank_spool.py).
-FILE_BUFFER = 16384
 # The paper's table 1: partitions, MB of one, hours, GB/s of 100 nodes.
 PAPER = ((100, 83.6, None, None), (250, 33.5, 3.12, 8.76),
          (500, 16.8, 3.15, 8.67), (750, 11.2, 3.22, 8.48),
@@ -419,9 +417,9 @@ TRIED_TEXT = ('Seconds of both nights, seconds of processors in both without '
               'MB of a rank, MB stored twice')
 
 
-def buffers_of(ranks_: int, partitions: int) -> int:
+def buffers_of(ranks_: int) -> int:
     """Return the bytes of a rank's buffers in option 2."""
-    return (ranks_ + 1) * rank_exchange.BUFFER + partitions * FILE_BUFFER
+    return (ranks_ + 1) * rank_exchange.BUFFER + rank_spool.BUFFER
 
 
 def measure_memory(options: argparse.Namespace, top: str) -> None:
@@ -435,7 +433,7 @@ def measure_memory(options: argparse.Namespace, top: str) -> None:
     for partitions in options.partitions:
         requests = blocks / options.ranks / partitions
         for option in (2, 1):
-            memory = buffers_of(options.ranks, partitions)
+            memory = buffers_of(options.ranks)
             one = (rank_exchange.BUFFER if option == 2 else max(
                 rank_spool.RECORD, memory // (options.ranks * partitions)))
             found = run_trial(
@@ -468,7 +466,7 @@ def show_pieces(options: argparse.Namespace, top: str, paths: list[str],
     found = run_trial(options, top, paths, unique, partitions=1, piece=piece)
     buffer = rank_exchange.BUFFER
     show_tried(f'{"2, in pieces":>18}{piece * JOINED / 1e6:8.2f}'
-               f'{buffers_of(options.ranks, 1) / 1e6:9.2f}{buffer:8}',
+               f'{buffers_of(options.ranks) / 1e6:9.2f}{buffer:8}',
                found)
 
 

@@ -25,7 +25,6 @@ are removed, and from then on it takes everything and keeps nothing. So the
 rank gives up its own views, and other ranks lose no more than hints.
 """
 
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -49,6 +48,9 @@ BUCKET = 1 << 18
 #: Records that are sorted and joined together: some 6 MB with all values
 #: computed from them.
 PIECE = 100_000
+
+#: Bytes of records that wait in memory to be written.
+BUFFER = 1 << 20
 
 #: In place of an address: another rank was ordered to store the block.
 WAIT = (1 << 40) - 1
@@ -90,16 +92,18 @@ class Spool(closing.Closing):
     """A rank's files of a round, locked until :meth:`close`.
 
     :param path: of the directory, made if it is missing
-    :param buffer: bytes of memory for each file of a partition
+    :param buffer: bytes of appended records that may wait in memory
     :raises BusyError: another process has it
 
     :ivar lost: why it keeps nothing; '': it keeps all records
     """
 
-    def __init__(self, path: str, buffer: int = 16384) -> None:
+    def __init__(self, path: str, buffer: int = BUFFER) -> None:
         self.path = path
         self._buffer = buffer
-        self._files: dict[str, Any] = {}
+        # By file. No file stays open, since there is one for each partition.
+        self._waiting: dict[str, bytearray] = {}
+        self._size = 0
         self._fd: int | None = None
         self.lost = ''
         with self._writing():
@@ -110,21 +114,28 @@ class Spool(closing.Closing):
                 f'another process works in the spool {path}: wait for its end')
 
     def close(self) -> None:
-        """Close all files; they stay."""
-        self._close_files(self._files)
+        """Write the records that wait; the files stay."""
+        self._write(list(self._waiting))
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
-    def _close_files(self, names: Iterable[str]) -> None:
-        for name in list(names):
-            with self._writing():
-                if name in self._files:
-                    self._files.pop(name).close()
+    def _write(self, names: list[str]) -> None:
+        """Append the records that wait to their files."""
+        with self._writing():
+            for name in names:
+                records = self._waiting.pop(name)
+                self._size -= len(records)
+                with open(os.path.join(self.path, name), 'ab') as file:
+                    file.write(records)
+
+    def _drop_waiting(self) -> None:
+        self._waiting.clear()
+        self._size = 0
 
     def clear(self) -> None:
         """Remove all files."""
-        self._close_files(self._files)
+        self._drop_waiting()
         with self._writing():
             for name in os.listdir(self.path):
                 os.unlink(os.path.join(self.path, name))
@@ -157,9 +168,7 @@ class Spool(closing.Closing):
             'the spool %s cannot be written: %s. So the blocks that this '
             'host compares for all are stored as new ones, until the next '
             'merge', self.path, error.strerror or error)
-        while self._files:      # buffers cannot be written either
-            with contextlib.suppress(OSError):
-                self._files.popitem()[1].close()
+        self._drop_waiting()
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 for name in os.listdir(self.path):
@@ -169,20 +178,17 @@ class Spool(closing.Closing):
 
     def append(self, name: str, data: bytes) -> None:
         """Append bytes to a file."""
-        with self._writing():
-            if self.lost:
-                return
-            file = self._files.get(name)
-            if file is None:
-                file = self._files[name] = open(
-                    os.path.join(self.path, name), 'ab',
-                    buffering=self._buffer)
-            file.write(data)
+        if self.lost:
+            return
+        self._waiting.setdefault(name, bytearray()).extend(data)
+        self._size += len(data)
+        if self._size > self._buffer:
+            self._write(list(self._waiting))
 
     def end(self, kind: str) -> None:
-        """Write the buffered records of all files of a kind; close them."""
-        self._close_files([name for name in self._files if name == kind
-                           or name.startswith(kind + '-')])
+        """Write the records that wait of all files of a kind."""
+        self._write([name for name in self._waiting if name == kind
+                     or name.startswith(kind + '-')])
 
     def names(self) -> list[str]:
         """Return the names of all files, in order."""
@@ -192,7 +198,7 @@ class Spool(closing.Closing):
 
     def move(self, name: str, other: 'Spool', new_name: str) -> None:
         """Move a file to another spool on the same disk, if it exists."""
-        self._close_files([name])
+        self.end(name)
         if not (self.lost or other.lost):
             with self._writing(), contextlib.suppress(FileNotFoundError):
                 os.rename(os.path.join(self.path, name),
