@@ -13,11 +13,13 @@ batch scheduling, section 4). Its cost is ``a * T + (1 - a) * J``: T is the
 average backup time, for which a disk's view is kept, and J the job span, the
 time of all rounds. The heuristics are theirs, and one of ours. Each is tried
 with every number of rounds that can be the best, and the cheapest plan is
-taken. A round whose views would not fit is divided.
+taken; numbers above 40 are tried in steps of 5 %. A round whose views would
+not fit is divided.
 """
 
 import collections
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import heapq
@@ -98,6 +100,11 @@ def plan(rounds: list[list[Disk]], limits: Limits) -> Plan:
         time * len(disks) for time, disks in zip(times, rounds, strict=True)
     ) / max(count, 1), sum(times))
 
+
+# Share by which sums of the same numbers may differ.
+_ROUNDING = 1e-9
+# Steps between a number of rounds and one that is twice as high.
+_STEPS = 20
 
 _Choose = Callable[[Disk, list[float], list[float]], int]
 
@@ -264,9 +271,9 @@ def best(disks: Round, limits: Limits, weight: float,
     for name in heuristics:
         bounds = _bounds(disks, limits, name)
         # With the highest number, no disk waits for another one of its host.
-        for bound, count in ((bounds[-1], len(bounds)),
-                             *zip(bounds, range(1, len(bounds)))):
-            if found and bound.cost(weight) >= found[-1].cost(weight):
+        for count in (len(bounds), *_counts(len(bounds) - 1)):
+            cost = bounds[count - 1].cost(weight)
+            if found and cost >= found[-1].cost(weight) * (1 - _ROUNDING):
                 if count < len(bounds):
                     break       # no plan of more rounds is cheaper
                 continue
@@ -274,6 +281,14 @@ def best(disks: Round, limits: Limits, weight: float,
             if not found or made.cost(weight) < found[-1].cost(weight):
                 found.append(made)
     return found[-1]
+
+
+def _counts(most: int) -> Iterator[int]:
+    """The numbers of rounds that are tried: far ones are 5 % apart."""
+    count = 1
+    while count <= most:
+        yield count
+        count += max(1, count // _STEPS)
 
 
 def _bounds(disks: Round, limits: Limits, name: str) -> list[Plan]:

@@ -104,6 +104,21 @@ def test_the_best_is_the_cheapest_of_all_tries(seed, weight, overhead):
         for name in rounds.HEURISTICS for count in range(1, 26)))
 
 
+@pytest.mark.parametrize('weight', [0, 0.5, 0.9, 1])
+def test_many_disks(weight, monkeypatch):
+    """For a thousand disks, not every number of rounds is tried."""
+    tried = []
+    make = rounds.make
+    monkeypatch.setattr(rounds, 'make', lambda disks, limits, name, count: (
+        tried.append(count), make(disks, limits, name, count))[-1])
+    disks = [rounds.Disk(f'disk-{n}', 'a', 1.0 + n % 7) for n in range(1000)]
+    found = rounds.best(disks, rounds.Limits(overhead=1), weight)
+    assert len(tried) <= 110 * len(rounds.HEURISTICS)
+    if weight == 1:
+        assert tried == [1000]      # nothing can be better
+        assert len(found.rounds) == 1000
+
+
 def test_the_orders():
     """Algorithm 1 takes the largest disk, algorithm 2 the busiest host's."""
     disks = [rounds.Disk(name, name[0], seconds) for name, seconds in (
