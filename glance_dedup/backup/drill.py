@@ -11,9 +11,11 @@ that an earlier drill has recorded. The first drill records it.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import os
 import random
+import re
 
 from glance_dedup.backup import digests
 from glance_dedup.backup import views
@@ -26,13 +28,16 @@ from glance_dedup.repository import openimages
 
 _HASH = 'sha256'
 _MODE = 0o644
+_PREFIX = 'glance_dedup_backup_drill_'
 #: The metrics' names and help texts.
-METRICS = (
-    ('glance_dedup_backup_drill_last_success_timestamp_seconds',
-     'When a restore drill found no fault, in seconds since the epoch.'),
-    ('glance_dedup_backup_drill_disks',
-     'Disks that this restore drill has read.'),
-)
+METRICS = {
+    f'{_PREFIX}last_success_timestamp_seconds':
+        'When a restore drill last found no fault, in seconds since the '
+        'epoch.',
+    f'{_PREFIX}disks': 'Disks that the last restore drill has read.',
+    f'{_PREFIX}failed_disks': 'Those of them in which it found a fault.',
+}
+_MAX_SIZE = 1 << 16
 
 
 @dataclasses.dataclass
@@ -99,13 +104,29 @@ def _compare(image: openimages.Image, known: digests.Known, result: Drilled,
     return hasher.hexdigest()
 
 
-def write_metrics(path: str, disks: int, now: float) -> None:
+def write_metrics(path: str, disks: int, failed: int, now: float) -> None:
     """Replace a file of the node exporter's textfile collector.
 
-    :raises OSError: it cannot be written
+    If disks failed, the time of the last success stays as the file has it.
+
+    :param path: absolute
+    :raises StorageError, NoSpaceError, AccessDenied: it cannot be written
     """
-    lines = []
-    for (name, text), value in zip(METRICS, (int(now), disks), strict=True):
-        lines += [f'# HELP {name} {text}', f'# TYPE {name} gauge',
-                  f'{name} {value}']
-    files.replace_file(path, ('\n'.join(lines) + '\n').encode(), _MODE)
+    with files.os_errors(f'cannot write {path}'):
+        success = _last_success(path) if failed else int(now)
+        lines = []
+        for (name, text), value in zip(METRICS.items(),
+                                       (success, disks, failed), strict=True):
+            if value is not None:
+                lines += [f'# HELP {name} {text}', f'# TYPE {name} gauge',
+                          f'{name} {value}']
+        files.replace_file(path, ('\n'.join(lines) + '\n').encode(), _MODE)
+
+
+def _last_success(path: str) -> int | None:
+    name = next(iter(METRICS))
+    with contextlib.suppress(FileNotFoundError):
+        found = re.search(f'^{name} ([0-9]{{1,12}})$'.encode(),
+                          files.read_file(path, _MAX_SIZE), re.MULTILINE)
+        return found and int(found[1])
+    return None

@@ -303,14 +303,19 @@ class Verify(command.RepositoryCommand, lister.Lister):
             'Default: %(default)s.')
         parser.add_argument(
             '--metrics', metavar='FILE',
-            help='Write the time of a drill without a fault to this file, as '
-            "a metric for the node exporter's textfile collector. The name "
-            'ends with .prom.')
+            help='Write to this file how many backups failed, and when none '
+            "did, as metrics for the node exporter's textfile collector. The "
+            'name ends with .prom.')
 
     def take_action(self, parsed_args):
         from glance_dedup.backup import drill
 
-        rows, failed = [], False
+        metrics = parsed_args.metrics and os.path.abspath(parsed_args.metrics)
+        if metrics and not os.path.isdir(os.path.dirname(metrics)):
+            raise common.UsageError(
+                f'{os.path.dirname(metrics)} is no directory: make it, or '
+                'give --metrics another one')
+        rows, failed = [], 0
         with self.open() as repo:
             now = retention.now()
             newest = [found[-1] for found in (
@@ -328,11 +333,14 @@ class Verify(command.RepositoryCommand, lister.Lister):
                         functools.partial(self._show, progress, done))
                     done += found.size
                     if found.error is not None:
-                        failed = True
+                        failed += 1
                         self.app.report(found.error)
                     rows.append(self._row(found))
-        if parsed_args.metrics and rows and not failed:
-            drill.write_metrics(parsed_args.metrics, len(rows), time.time())
+        if metrics and rows:
+            try:
+                drill.write_metrics(metrics, len(rows), failed, time.time())
+            except exceptions.RepositoryError as e:
+                self.app.report(e)
         return ('name', 'time', 'size', 'compared_bytes', 'sha256', 'error',
                 'image_id'), rows
 

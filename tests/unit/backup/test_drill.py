@@ -16,6 +16,7 @@ from tests.support.repositories import put
 
 NAME = 'web'
 IMAGE = 'b_web_20261123T180000Z'
+SUCCESS, DISKS, FAILED = drill.METRICS
 SIZE = 2 * views.SEGMENT + 5000
 
 
@@ -101,12 +102,30 @@ def test_a_sample():
     assert {drill.sample(range(9), 1)[0] for _ in range(2000)} == set(range(9))
 
 
+def values(path):
+    return dict(line.split() for line in path.read_text().splitlines()
+                if not line.startswith('#'))
+
+
 def test_the_metrics(tmp_path):
     path = tmp_path / 'drill.prom'
-    drill.write_metrics(str(path), 3, 1795456800.7)
-    values = dict(line.split() for line in path.read_text().splitlines()
-                  if not line.startswith('#'))
-    assert values == {
-        'glance_dedup_backup_drill_last_success_timestamp_seconds':
-            '1795456800', 'glance_dedup_backup_drill_disks': '3'}
+    drill.write_metrics(str(path), 3, 0, 1795456800.7)
+    assert values(path) == {SUCCESS: '1795456800', DISKS: '3', FAILED: '0'}
     assert path.stat().st_mode & 0o777 == 0o644
+    # A drill with a fault is no success, and the last one stays.
+    drill.write_metrics(str(path), 4, 2, 1795456900.7)
+    assert values(path) == {SUCCESS: '1795456800', DISKS: '4', FAILED: '2'}
+
+
+@pytest.mark.parametrize('before', [None, b'', b'\xff' * 9, b'x' * 100000])
+def test_the_metrics_without_any_success(tmp_path, before):
+    path = tmp_path / 'drill.prom'
+    if before is not None:
+        path.write_bytes(before)
+    drill.write_metrics(str(path), 4, 1, 1795456900.7)
+    assert values(path) == {DISKS: '4', FAILED: '1'}
+
+
+def test_the_metrics_cannot_be_written(tmp_path):
+    with pytest.raises(exceptions.RepositoryError, match='drill.prom'):
+        drill.write_metrics(str(tmp_path / 'none' / 'drill.prom'), 1, 0, 7.0)

@@ -399,14 +399,30 @@ def test_verify(made, backups, tmp_path):
 
 
 def test_verify_finds_a_fault(made, repo, backups, tmp_path):
-    """The command goes on, exits with 1, and writes no success."""
+    """The command goes on, exits with 1, and tells Prometheus."""
     name = 'b_db_20261123T190000Z'
     hashes.record(repo.path, repo.stat(name), hashes.Hash('sha256', '0' * 64))
     metrics = tmp_path / 'drill.prom'
     result = made('backup', 'verify', '--metrics', str(metrics), '-f', 'json')
     assert result.status == 1 and 'is recorded' in result.err
     assert [bool(row['error']) for row in result.json()] == [True, False]
-    assert not metrics.exists()
+    assert 'failed_disks 1\n' in metrics.read_text()
+    assert 'success' not in metrics.read_text()
+
+
+def test_verify_tells_where_metrics_cannot_go(made, backups, tmp_path,
+                                              monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made('backup', 'verify', '--metrics', 'none/drill.prom').refused(
+        str(tmp_path / 'none'))
+    # The rows are not lost if the file cannot be written at the end.
+    (tmp_path / 'drill.prom').mkdir()
+    result = made('backup', 'verify', '--metrics', 'drill.prom', '-f', 'json')
+    assert result.status == 3 and 'drill.prom' in result.err
+    assert len(json.loads(result.out)) == 2
+    (tmp_path / 'drill.prom').rmdir()
+    assert made('backup', 'verify', '--metrics', 'drill.prom').status == 0
+    assert 'failed_disks 0\n' in (tmp_path / 'drill.prom').read_text()
 
 
 def test_verify_without_backups(made, tmp_path):

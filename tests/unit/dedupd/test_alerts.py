@@ -139,6 +139,12 @@ CASES = [
     of_one('DedupImagesDamaged', [5], [], dedupd_damaged_volumes=constant(1)),
     of_one('DedupImagesDamaged', [5], [],
            dedupd_unreadable_recipes=constant(1)),
+    Case('DedupBackupDrillFailed', [1], [], [{
+        'series': 'glance_dedup_backup_drill_failed_disks',
+        'values': constant(2)}]),
+    Case('DedupBackupDrillFailed', [], [5], [{
+        'series': 'glance_dedup_backup_drill_failed_disks',
+        'values': constant(0)}]),
     Case('DedupBackupDrillOverdue', [16 * DAY], [14 * DAY], [{
         'series': 'glance_dedup_backup_drill_last_success_timestamp_seconds',
         'values': constant(0)}]),
