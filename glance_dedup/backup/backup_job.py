@@ -473,12 +473,20 @@ class Processes:
     def note_end(self, stdout: Any) -> None:
         """Note that one has ended; if it failed, so have all."""
         ended, = (process for process in self.all if process.stdout is stdout)
-        if ended.wait(_END_SECONDS) != 0:
+        if self._status_of(ended) != 0:
             self.terminate()
 
     def have_succeeded(self) -> bool:
         """Return whether all ended well."""
-        return not any([process.wait(_END_SECONDS) for process in self.all])
+        return not any([self._status_of(process) for process in self.all])
+
+    @staticmethod
+    def _status_of(process: Any) -> int:
+        """:raises Broken: it hangs in the kernel"""
+        try:
+            return process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired as e:
+            raise Broken(f'process {process.pid} does not end') from e
 
     def terminate(self) -> None:
         """Begin to end all."""
@@ -493,7 +501,8 @@ class Processes:
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(_END_SECONDS)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_SECONDS)
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             process.stdout.close()

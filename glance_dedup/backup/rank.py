@@ -117,7 +117,7 @@ class Rank:
             with contextlib.suppress(exceptions.RepositoryError):
                 for view in self._views_of(source):
                     view.close()
-        rank_spool.remove_dead(self._spools, self._of_run)
+        rank_spool.remove_dead(self._spools, self._is_needed)
 
     @property
     def _spools(self) -> str:
@@ -125,11 +125,12 @@ class Rank:
         return os.path.join(self._order['spool'],
                             self._repository.repository_id)
 
-    @property
-    def _of_run(self) -> tuple[str, ...]:
-        """Prefix of the directories that the run needs after this order."""
-        return (() if self._order['is_last']
-                else (f'{earlier_rounds.PREFIX}{self._order["run"]}-',))
+    def _is_needed(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether a run may need a spool after this order."""
+        run = self._order['run']
+        if self._order['is_last'] and earlier_rounds.is_of(entry, run):
+            return False
+        return earlier_rounds.may_be_needed(entry, run)
 
     def _look(self) -> None:
         """Tell which sources are on this host: one rank for all on it."""
@@ -263,7 +264,7 @@ class Rank:
         self._tell_stage('resolve')
         round_.resolve()
         if not self._order['is_last']:
-            round_.keep_references(self._order['round'])
+            round_.retain_references(self._order['round'])
         self._tell_stage('finish')
         round_.finish(self._committed)
         # Nobody ends before all have the blocks that they share (B1).
@@ -275,6 +276,8 @@ class Rank:
         self._spool.remove()
         if self._earlier is not None and self._order['is_last']:
             self._earlier.remove()
+            # There are others of this rank if a host dropped out.
+            rank_spool.remove_dead(self._spools, self._is_needed)
 
     def _make_round(self) -> stages.Round:
         order = self._order
@@ -286,8 +289,9 @@ class Rank:
         key = hashlib.sha256(json.dumps(
             [facts, order['partitions'], order['scope'], order['time']]
         ).encode()).hexdigest()
-        own = f'{earlier_rounds.PREFIX}{order["run"]}-'
-        for path in rank_spool.remove_dead(self._spools, (key[:16], own)):
+        for path in rank_spool.remove_dead(
+                self._spools, lambda entry: entry.name.startswith(key[:16])
+                or earlier_rounds.may_be_needed(entry, order['run'])):
             _LOG.warning('removed %s: a round that was not completed left it',
                          path)
         self._spool = self._stack.enter_context(rank_spool.Spool(

@@ -25,6 +25,7 @@ are removed, and from then on it takes everything and keeps nothing. So the
 rank gives up its own views, and other ranks lose no more than hints.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -67,24 +68,24 @@ def answer(requester: int, address: int) -> bytes:
     return (requester << 24).to_bytes(8, 'big') + address.to_bytes(5, 'little')
 
 
-def remove_dead(directory: str, prefixes: tuple[str, ...]) -> list[str]:
+def remove_dead(directory: str, stays: Callable[[os.DirEntry[str]], bool]
+                ) -> list[str]:
     """Remove the spools that processes which died left on this host (B6).
 
     :param directory: the place of a repository's spools
-    :param prefixes: of the names of the spools that stay
+    :param stays: whether a spool stays in any case
     :returns: the names of the removed spools
     """
     removed = []
     with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            path = os.path.join(directory, name)
+        for entry in os.scandir(directory):
             with contextlib.suppress(OSError):
-                fd = (None if name.startswith(prefixes)
-                      else scratch.lock_directory(path))
+                fd = (None if stays(entry)
+                      else scratch.lock_directory(entry.path))
                 if fd is not None:
                     with closing.descriptor(fd):
-                        shutil.rmtree(path, ignore_errors=True)
-                    removed.append(path)
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    removed.append(entry.path)
     return removed
 
 
@@ -200,7 +201,7 @@ class Spool(closing.Closing):
         """Move a file to another spool on the same disk, if it exists."""
         self.end(name)
         if not (self.lost or other.lost):
-            with self._writing(), contextlib.suppress(FileNotFoundError):
+            with other._writing(), contextlib.suppress(FileNotFoundError):
                 os.rename(os.path.join(self.path, name),
                           os.path.join(other.path, new_name))
 

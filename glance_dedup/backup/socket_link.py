@@ -26,6 +26,8 @@ _SEND_BUFFER = 1 << 18
 # Seconds that a rank which ends waits until others have what it sent.
 _MAX_CLOSE = 60.0
 _PAUSE = 0.01
+# Errors of sending when there is no room, now or in the system's memory.
+_FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 # Errors of sending to a process that has died.
 _DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)
 
@@ -86,7 +88,12 @@ class SocketLink:
         return source, message
 
     def show_life(self) -> None:
-        """Send the others a sign of life, unless much waits already."""
+        """Send the others a sign of life, unless much waits already.
+
+        While a rank works alone, this also sends what waits, and takes in what
+        came: else the socket would stay full of signs.
+        """
+        self._work()
         for rank in set(range(self.size)) - {self.rank} - self._unsent.keys():
             self._post(rank, _ALIVE, 0, b'')
 
@@ -125,9 +132,9 @@ class SocketLink:
         while waiting:
             try:
                 self._senders[rank].send(waiting[0])
-            except BlockingIOError:
-                return
             except OSError as e:
+                if e.errno in _FULL:
+                    return
                 # If the rank has died, the job ends all others.
                 if e.errno not in _DEAD:
                     raise

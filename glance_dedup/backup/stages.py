@@ -543,11 +543,11 @@ class Round:
                 self._send_answers(exchange, answers)
             exchange.poll()
 
-    def keep_references(self, round_: int) -> None:
-        """Keep the references of new blocks for the run's later rounds."""
+    def retain_references(self, round_: int) -> None:
+        """Retain the references of new blocks for the run's later rounds."""
         if self._earlier is not None:
-            self._earlier.keep(self._spool, 'known', round_,
-                               self._partitions)
+            self._earlier.retain(self._spool, 'known', round_,
+                                 self._partitions)
 
     def _add_to_index(self) -> None:
         """Add the new blocks to the index, for other runs and uploads.

@@ -21,6 +21,7 @@ from cliff import show
 
 from glance_dedup.backup import retention
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.cli import command
 from glance_dedup.cli import common
@@ -278,6 +279,14 @@ class Device:
         copying.write_all(fd, bytes(end - last), last)
 
 
+def _require_directory(path):
+    """Look for it before hours of work, and not behind them."""
+    with files.os_errors(f'cannot look at {path}'):
+        if not files.is_directory(path):
+            raise common.UsageError(
+                f'{path} is no directory: make it, or give another one')
+
+
 class Verify(command.RepositoryCommand, lister.Lister):
     """Restore backups to nowhere, and compare them: a drill.
 
@@ -311,10 +320,8 @@ class Verify(command.RepositoryCommand, lister.Lister):
         from glance_dedup.backup import drill
 
         metrics = parsed_args.metrics and os.path.abspath(parsed_args.metrics)
-        if metrics and not os.path.isdir(os.path.dirname(metrics)):
-            raise common.UsageError(
-                f'{os.path.dirname(metrics)} is no directory: make it, or '
-                'give --metrics another one')
+        if metrics:
+            _require_directory(os.path.dirname(metrics))
         rows, failed = [], 0
         with self.open() as repo:
             now = retention.now()

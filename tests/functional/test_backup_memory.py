@@ -39,23 +39,36 @@ for group in {groups!r}:
 """
 
 
+# The files of a group's limits, of either version of cgroups: memory, swap.
+LIMITS = ((CGROUPS / 'memory', 'memory.limit_in_bytes',
+           'memory.memsw.limit_in_bytes', PROMISED),
+          (CGROUPS, 'memory.max', 'memory.swap.max', 0))
+
+
+def limit(group, memory, swap, most_swap):
+    """Limit a new group; return whether that is possible."""
+    try:
+        (group / memory).write_text(str(PROMISED))
+        if (group / swap).exists():     # the kernel counts swap
+            (group / swap).write_text(str(most_swap))
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
-def limited_group(limit):
+def limited_group():
     """Yield a cgroup's file of processes; none where none can be made."""
-    name = f'glance-dedup-test-{os.getpid()}'
-    for parent, file in ((CGROUPS / 'memory', 'memory.limit_in_bytes'),
-                         (CGROUPS, 'memory.max')):
-        group = parent / name
+    for parent, *limits in LIMITS:
+        group = parent / f'glance-dedup-test-{os.getpid()}'
         try:
             group.mkdir()
         except OSError:
             continue
         try:
-            (group / file).write_text(str(limit))
-            yield [str(group / 'cgroup.procs')]
-            return
-        except OSError:
-            continue
+            if limit(group, *limits):
+                yield [str(group / 'cgroup.procs')]
+                return
         finally:
             group.rmdir()
     yield []
@@ -72,7 +85,7 @@ def test_a_first_night(tmp_path, monkeypatch):
           maintainer_role.Maintainer(repo) as maintainer):
         merger.run_once(maintainer, pacing.Pace())      # makes the index
     peaks = tmp_path / 'peaks'
-    with limited_group(PROMISED) as groups:
+    with limited_group() as groups:
         batches.in_ranks(tmp_path / 'site', monkeypatch, ENTER.format(
             peaks=str(peaks), groups=groups))
         results = cloud.run()

@@ -2,6 +2,7 @@
 
 """References of earlier rounds reach the partitions of later ones."""
 
+import os
 import random
 
 import pytest
@@ -27,12 +28,12 @@ def split(records, partitions):
                                  RANK * partitions, partitions)
 
 
-def keep(path, round_, references, partitions):
+def retain(path, round_, references, partitions):
     with (rank_spool.Spool(str(path / 'round')) as spool,
           earlier_rounds.EarlierRounds(str(path), 'a', RANKS, RANK) as found):
         for number, part in enumerate(split(references, partitions)):
             spool.append(f'known-{number}', part)
-        found.keep(spool, 'known', round_, partitions)
+        found.retain(spool, 'known', round_, partitions)
         assert not spool.names()
         spool.remove()
 
@@ -42,7 +43,7 @@ def test_each_partition_has_its_references(tmp_path, then):
     rounds = {1: 1, 2: 5, 3: 40}
     references = {round_: some_references(round_) for round_ in rounds}
     for round_, partitions in rounds.items():
-        keep(tmp_path, round_, references[round_], partitions)
+        retain(tmp_path, round_, references[round_], partitions)
     everything = [record for found in references.values() for record in found]
     with earlier_rounds.EarlierRounds(str(tmp_path), 'a', RANKS, RANK) as all_:
         for number, part in enumerate(split(everything, then)):
@@ -58,17 +59,50 @@ def test_each_partition_has_its_references(tmp_path, then):
 
 
 def test_a_round_that_is_repeated_replaces_its_references(tmp_path):
-    for seed in 1, 2:
-        keep(tmp_path, 1, some_references(seed), 2)
+    for seed, partitions in (1, 3), (2, 2):
+        retain(tmp_path, 1, some_references(seed), partitions)
     with earlier_rounds.EarlierRounds(str(tmp_path), 'a', RANKS, RANK) as all_:
         assert b''.join([*all_.pieces(0, 2), *all_.pieces(1, 2)]) == b''.join(
             split(some_references(2), 2))
+
+
+@pytest.mark.parametrize('damage', [
+    lambda path: path.write_bytes(b'12345678901234'),
+    lambda path: (path.unlink(), path.mkdir())])
+def test_a_file_that_cannot_be_read(tmp_path, damage, caplog):
+    """The references are hints, so the round goes on without the file."""
+    for round_ in 1, 2:
+        retain(tmp_path, round_, some_references(round_), 2)
+    damage(tmp_path / f'run-a-{RANKS}-{RANK}' / '1-2-1')
+    with earlier_rounds.EarlierRounds(str(tmp_path), 'a', RANKS, RANK) as all_:
+        for _ in range(2):
+            found = b''.join([*all_.pieces(0, 2), *all_.pieces(1, 2)])
+            assert split(some_references(2), 2)[1] in found
+    assert caplog.text.count('may be stored again') == 1
+    assert '1-2-1' in caplog.text
+
+
+def test_directories_of_other_runs(tmp_path):
+    """One that may go on is not removed, and an old one is."""
+    for run in 'a', 'b', 'c':
+        retain_of_run(tmp_path, run)
+    os.utime(tmp_path / f'run-c-{RANKS}-{RANK}', (7, 7))
+    assert not rank_spool.remove_dead(str(tmp_path), lambda entry: (
+        earlier_rounds.may_be_needed(entry, 'c')))
+    removed = rank_spool.remove_dead(str(tmp_path), lambda entry: (
+        earlier_rounds.may_be_needed(entry, 'a')))
+    assert removed == [str(tmp_path / f'run-c-{RANKS}-{RANK}')]
+
+
+def retain_of_run(path, run):
+    earlier_rounds.EarlierRounds(str(path), run, RANKS, RANK).close()
 
 
 def test_other_files_are_no_references(tmp_path):
     with earlier_rounds.EarlierRounds(str(tmp_path), 'a', RANKS, RANK) as all_:
         for name in '1-0-0', '1-1', 'x-1-0', '1-1-1':
             (tmp_path / f'run-a-{RANKS}-{RANK}' / name).write_bytes(b'\1' * 13)
+    with earlier_rounds.EarlierRounds(str(tmp_path), 'a', RANKS, RANK) as all_:
         assert not list(all_.pieces(0, 1))
         with pytest.raises(exceptions.BusyError):
             earlier_rounds.EarlierRounds(str(tmp_path), 'a', RANKS, RANK)

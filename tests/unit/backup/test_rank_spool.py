@@ -54,6 +54,19 @@ def test_records_that_wait_are_removed(tmp_path):
     assert spool.names() == []
 
 
+def test_moving_to_a_spool_that_cannot_be_written(tmp_path):
+    """The spool from which a file is moved is not lost."""
+    with (rank_spool.Spool(str(tmp_path / 'a')) as spool,
+          rank_spool.Spool(str(tmp_path / 'b')) as other):
+        for name in 'known-1', 'blocks':
+            spool.append(name, bytes(rank_spool.RECORD))
+        (tmp_path / 'b' / '1-1-1').mkdir()
+        spool.move('known-1', other, '1-1-1')
+        assert other.lost and not spool.lost
+        spool.end('blocks')
+        assert spool.names() == ['blocks', 'known-1']
+
+
 def test_nothing_can_be_written(tmp_path):
     with rank_spool.Spool(str(tmp_path / 'spool'), 0) as spool:
         (tmp_path / 'spool' / 'known-1').mkdir()

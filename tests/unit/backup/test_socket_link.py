@@ -83,6 +83,25 @@ def test_signs_of_life(links):
     assert not links[0].take_signs()
 
 
+def test_signs_of_life_of_ranks_that_work_alone(links):
+    """While no rank receives, signs are sent again once there is room."""
+    while not links[0]._unsent:
+        links[0].show_life()
+    for link in links[1:]:
+        link.take_signs()
+    links[0].show_life()
+    assert not links[0]._unsent
+    assert all(link.take_signs() for link in links[1:])
+
+
+def test_a_working_rank_takes_in_signs(links):
+    """So the others' signs do not fill its socket for good."""
+    for _ in range(3000):
+        links[0].show_life()
+        links[1].show_life()
+    assert 1 not in links[0]._unsent and 0 not in links[1]._unsent
+
+
 def test_a_rank_that_died(links):
     """Sending to it fails nowhere: the job ends the others."""
     links[2].close()
