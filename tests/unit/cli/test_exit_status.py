@@ -70,6 +70,7 @@ backup run volume:renamed
 backup plan volume:renamed
 backup list
 backup restore renamed {file}.disk
+backup verify renamed
 backup prune renamed --keep-last 1
 task merge
 task recompress
