@@ -125,7 +125,8 @@ def test_an_upgrade_of_the_package_before_the_restart(repository, tmp_path):
     """A daemon that serves has all modules of its tasks."""
     with daemons.Daemon(repository) as daemon:
         daemon.program = ['-c', UPGRADED.format(directory=tmp_path)]
-        daemon.start().wait_for((tmp_path / 'loaded').exists)
+        daemon.start().wait_for_catalog().wait_for(
+            (tmp_path / 'loaded').exists)
         (tmp_path / 'upgraded').touch()
         for task, arguments in {
                 'account': {}, 'collect': {'by_partition': True}, 'merge': {},
