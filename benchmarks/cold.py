@@ -63,7 +63,7 @@ class Bench:
         self.settings = prefix_owners.attach(
             self.repo, server.location('cold'),
             server.credentials(pathlib.Path(directory, 'credentials')),
-            cache_mib=2 * mib)
+            cold_settings.Options(cache_mib=2 * mib))
 
     def store(self) -> None:
         rng = random.Random(1)

@@ -108,8 +108,9 @@ class World:
             segment_size=4096)
         self.journal = Journal(path / 'journal')
         with self.open() as repo:
-            self.settings = prefix_owners.attach(repo, location, credentials,
-                                                 1)
+            self.settings = prefix_owners.attach(
+                repo, location, credentials,
+                cold_settings.Options(cache_mib=1))
 
     def open(self):
         return repositories.open_repository(
