@@ -72,6 +72,16 @@ journal_size(void)
     return scratch_size(&the_scratch, name);
 }
 
+ino_t
+journal_inode(void)
+{
+    char name[GD_NAME_SIZE];
+    struct stat st = {0};
+    journal_name(0, name);
+    CHECK(fstatat(the_scratch.root, name, &st, 0) == 0);
+    return st.st_ino;
+}
+
 unsigned
 count_journals(void)
 {
@@ -117,4 +127,15 @@ empty_disk(void)
 {
     FAULTS->env.free_space = fault_table.free_space;
     the_repo->params.reserve = the_scratch.params.reserve;
+}
+
+void
+begin_on_full_disk(void)
+{
+    begin_volume(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    model_kill();
+    fill_disk(LITTLE_ROOM);
+    CHECK_OK(model_open());
 }

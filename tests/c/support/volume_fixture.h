@@ -10,7 +10,7 @@
 
 enum {
     P = MODEL_PART_SECTORS,
-    /* What fill_disk leaves free. */
+    /* Bytes that fill_disk leaves free. */
     LITTLE_ROOM = 16384,
     ROOM_FOR_A_PART = 256 << 10, /* but not for the records of many writes */
 };
@@ -25,8 +25,9 @@ void finish_volume(void);
 
 /* Fills in the name of the active journal, or of one before it. */
 void journal_name(uint32_t back, char name[GD_NAME_SIZE]);
-/* Returns the size of the active journal's file. */
+/* Return the size and the inode of the active journal's file. */
 int64_t journal_size(void);
+ino_t journal_inode(void);
 unsigned count_journals(void);
 /* Returns the number of files without a journal's name. */
 unsigned count_spares(void);
@@ -38,5 +39,8 @@ uint64_t count_checkpoints(void);
 extern uint64_t disk_room;
 void fill_disk(uint64_t room);
 void empty_disk(void);
+/* Makes a volume with flushed records of a killed owner, and opens it with
+ * LITTLE_ROOM, so that the records cannot be copied. */
+void begin_on_full_disk(void);
 
 #endif

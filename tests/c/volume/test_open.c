@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_open.c - volumes in a bad state are opened: what is lost is reported,
- * and what can be read is read, also on a full disk (volumes.rst, V5, V7, V8).
+ * test_open.c - a volume in a bad state can be opened: the owner reports lost
+ * bytes and reads all others, also on a full disk (volumes.rst, V5, V7, V8).
  */
 #include "engine/volume/volume.h"
 

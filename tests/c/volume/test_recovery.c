@@ -152,12 +152,7 @@ read_in_write(const gd_env *env, int fd, const struct iovec *iov, int count,
 /* The volume can be read while the tail is copied. */
 TEST(test_reads_beside_the_copies)
 {
-    begin_volume(false);
-    CHECK_OK(model_write(0, 4 * P));
-    CHECK_OK(model_flush());
-    model_kill();
-    fill_disk(LITTLE_ROOM);
-    CHECK_OK(model_open());
+    begin_on_full_disk();
     empty_disk();
     FAULTS->env.pwritev = read_in_write;
     reads_meanwhile = 0;
@@ -177,12 +172,7 @@ TEST(test_reads_beside_the_copies)
 TEST(test_no_room_for_copies)
 {
     gd_volume_info info;
-    begin_volume(false);
-    CHECK_OK(model_write(0, 4 * P));
-    CHECK_OK(model_flush());
-    model_kill();
-    fill_disk(LITTLE_ROOM);
-    CHECK_OK(model_open());
+    begin_on_full_disk();
     gd_volume_get_info(the_volume, &info);
     CHECK(info.is_read_only);
     model_compare();

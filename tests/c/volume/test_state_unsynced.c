@@ -100,11 +100,7 @@ watching_fdatasync(const gd_env *env, int fd)
 static void
 watch_active(void)
 {
-    char name[GD_NAME_SIZE];
-    struct stat st = {0};
-    journal_name(0, name);
-    CHECK(fstatat(the_scratch.root, name, &st, 0) == 0);
-    watched.inode = st.st_ino;
+    watched.inode = journal_inode();
     watched.count = 0;
     FAULTS->env.fdatasync = watching_fdatasync;
 }

@@ -25,12 +25,7 @@ write_in_lock(const gd_env *env, int fd, uint64_t byte, short type)
  * before it knows that it has them (V1). */
 TEST(test_owner_before_writes)
 {
-    begin_volume(false);
-    CHECK_OK(model_write(0, 4 * P));
-    CHECK_OK(model_flush());
-    model_kill();
-    fill_disk(LITTLE_ROOM);
-    CHECK_OK(model_open());
+    begin_on_full_disk();
     empty_disk();
     FAULTS->env.lock = write_in_lock;
     gd_volume_info info;

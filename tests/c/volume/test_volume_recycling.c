@@ -9,24 +9,13 @@
 #include "engine/volume/volumenames.h"
 #include "tests/c/support/volume_fixture.h"
 
-/* The inode of the active journal's file. */
-static ino_t
-active_inode(void)
-{
-    char name[GD_NAME_SIZE];
-    struct stat st = {0};
-    journal_name(0, name);
-    CHECK(fstatat(the_scratch.root, name, &st, 0) == 0);
-    return st.st_ino;
-}
-
 /* Two files take turns as journals. */
 TEST(test_journals_are_recycled)
 {
     ino_t inodes[6];
     begin_volume(false);
     for (int i = 0; i < 6; i++) {
-        inodes[i] = active_inode();
+        inodes[i] = journal_inode();
         CHECK_OK(model_write(0, P));
         CHECK_OK(model_flush());
         CHECK_OK(model_write(0, 1));
