@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import re
@@ -24,7 +25,6 @@ from glance_dedup.base import files
 from glance_dedup.base import hashes
 from glance_dedup.base import imageids
 from glance_dedup.repository import image_repository
-from glance_dedup.repository import openimages
 
 _HASH = 'sha256'
 _MODE = 0o644
@@ -75,33 +75,30 @@ def restore(repository: image_repository.Repository, backup: imageids.Backup,
                                  f'{backup.name}.digests'),
                     repository.repository_id, views.Base(
                         backup.image_id, image.stat.upload_id)) as known:
-                result.hash_value = _compare(image, known, result, progress)
-            hashes.record(repository.path, image.stat,
-                          hashes.Hash(_HASH, result.hash_value))
+                found = hashes.compute(
+                    image, _HASH, progress,
+                    functools.partial(_compare, result, known), views.SEGMENT)
+            result.hash_value = found.value
+            hashes.record(repository.path, image.stat, found)
     except exceptions.RepositoryError as e:
         result.error = e
     return result
 
 
-def _compare(image: openimages.Image, known: digests.Known, result: Drilled,
-             progress: Callable[[int], None]) -> str:
-    """Return the hash of all bytes.
+def _compare(result: Drilled, known: digests.Known, offset: int, data: bytes
+             ) -> None:
+    """Compare a segment with the digest of the disk's, if that is known.
 
-    :raises DamagedError: a segment is not that of the disk
+    :raises DamagedError: it is another
     """
-    hasher = hashes.new(_HASH)
-    for number, data in enumerate(image.pieces(piece=views.SEGMENT)):
-        hasher.update(data)
-        if not known.fits(number, data):
-            raise exceptions.DamagedError(
-                f'{result.backup.image_id} differs from the disk that was '
-                f'backed up, between {number * views.SEGMENT} and '
-                f'{number * views.SEGMENT + len(data)}: keep it, back the '
-                'disk up again, and check the memory of the host')
-        if known.get(number):
-            result.compared += len(data)
-        progress(number * views.SEGMENT + len(data))
-    return hasher.hexdigest()
+    number = offset // views.SEGMENT
+    if not known.fits(number, data):
+        raise exceptions.DamagedError(
+            f'{result.backup.image_id} differs from the disk that was backed '
+            f'up, between {offset} and {offset + len(data)}: keep it, back '
+            'the disk up again, and check the memory of the host')
+    if known.get(number):
+        result.compared += len(data)
 
 
 def write_metrics(path: str, disks: int, failed: int, now: float) -> None:

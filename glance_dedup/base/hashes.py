@@ -155,15 +155,21 @@ def require_same(root: str, stat: Any, theirs: Hash | None) -> None:
 
 
 def compute(image: Any, name: str,
-            progress: Callable[[int], None] = lambda done: None) -> Hash:
+            progress: Callable[[int], None] = lambda done: None,
+            require: Callable[[int, bytes], None] = lambda offset, data: None,
+            size: int = PIECE) -> Hash:
     """Read and verify a whole image, and hash it.
 
     :param progress: called with the bytes read so far
+    :param require: called with the offset and the bytes of each piece before
+        they are hashed; an exception from it ends the reading
+    :param size: bytes of a piece
     :raises DamagedError: the image cannot be read
     """
     hasher = new(name)
     done = 0
-    for piece in image.pieces(piece=PIECE):
+    for piece in image.pieces(piece=size):
+        require(done, piece)
         hasher.update(piece)
         done += len(piece)
         progress(done)
