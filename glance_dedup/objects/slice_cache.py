@@ -105,7 +105,7 @@ class Source:
     connect: Callable[[], object_store.ObjectStore]
     """Loads the libraries, and returns the object store.
 
-    :raises AccessDenied: the credentials cannot be used
+    :raises UnavailableError: the credentials cannot be used
     """
     owners: tuple[str, ...]
     """Prefixes of the keys of the groups' objects. The object of a
@@ -363,11 +363,7 @@ class Slices(closing.Closing):
         source = self._get_source()
         with self._connecting:
             if self._store is None:
-                try:
-                    self._store = source.connect()
-                except exceptions.AccessDenied as e:
-                    # It does not restrict the blocks to be read.
-                    raise exceptions.UnavailableError(str(e)) from e
+                self._store = source.connect()
             return self._store
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ which its directory writes objects
 (:mod:`glance_dedup.repository.prefix_owners`).
 """
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import functools
@@ -162,6 +163,19 @@ def connect(settings: Settings) -> object_store.ObjectStore:
                                     settings.options.allow_http)
 
 
+@contextlib.contextmanager
+def _unavailable() -> Iterator[None]:
+    """Raise UnavailableError for a fault of the file or the credentials.
+
+    Such a fault says nothing of the blocks that are to be read.
+    """
+    try:
+        yield
+    except (exceptions.DamagedError, exceptions.StorageError,
+            exceptions.AccessDenied) as e:
+        raise exceptions.UnavailableError(str(e)) from e
+
+
 def open_slices(path: str, ask: slice_cache.Ask | None,
                 memory: str | None = None) -> slice_cache.Slices:
     """Return the cache of slices of a repository's cold groups.
@@ -175,14 +189,11 @@ def open_slices(path: str, ask: slice_cache.Ask | None,
         is missing, and cannot be made
     """
     def source() -> slice_cache.Source:
-        try:
+        with _unavailable():
             settings = require(path)
-        except (exceptions.DamagedError, exceptions.StorageError,
-                exceptions.AccessDenied) as e:
-            # It does not restrict the blocks to be read.
-            raise exceptions.UnavailableError(str(e)) from e
         return slice_cache.Source(
-            settings.location.url, functools.partial(connect, settings),
+            settings.location.url,
+            _unavailable()(functools.partial(connect, settings)),
             settings.owners, settings.options.cache_mib << 20,
             settings.options.read_limit)
 
