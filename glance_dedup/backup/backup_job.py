@@ -22,6 +22,7 @@ import sys
 import tempfile
 from typing import Any
 
+from glance_dedup.backup import limits
 from glance_dedup.backup import rank_events
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
@@ -38,6 +39,12 @@ from glance_dedup.repository import image_repository
 ATTEMPTS = 3
 #: Program that each rank runs with its Python.
 RANK: tuple[str, ...] = ('-m', 'glance_dedup.backup.rank')
+#: Commands that run a rank with a lower priority, on any host.
+PRIORITIES: dict[str, tuple[str, ...]] = {
+    'idle': ('nice', '-n', '19', 'ionice', '-c', '3'),
+    'low': ('nice', '-n', '10', 'ionice', '-c', '2', '-n', '7'),
+    'normal': (),
+}
 # Settings for small ranks. Freed memory goes back at once, and of Open MPI's
 # ways to send only the plain ones are loaded: the libraries of fast networks
 # take 2.4 MB, whether there is one or not. Messages are few.
@@ -121,6 +128,12 @@ class Settings:
     """Directories of backing files, of servers that are shut off."""
     weight: float = 0.5
     """Weight of the average backup time in a plan's cost (``rounds.py``)."""
+    read_rate: int = 0
+    """Bytes that each host reads of its disks in a second; 0: no limit."""
+    cpu_share: float = 0.0
+    """Of a processor, for each rank; 0: no limit."""
+    priority: str = 'low'
+    """A key of :data:`PRIORITIES`."""
     project: str = ''
     scope: bytes = bytes(16)
     silence: float = rank_exchange.SILENCE
@@ -136,6 +149,8 @@ class Job:
 
     :ivar lost: why hosts were left out, by name
     :ivar notices: sentences for the operator
+    :ivar held: for how many seconds each limit has held each host, by the host
+        and the limit's name
     """
 
     def __init__(self, repository: image_repository.Repository,
@@ -151,6 +166,7 @@ class Job:
         self._names: dict[str, str] = {}    # of hosts, by their hostnames
         self.lost: dict[str, str] = {}
         self.notices: list[str] = []
+        self.held: dict[tuple[str, str], float] = {}
 
     def plan(self, sources: list[Source]) -> rounds.Plan:
         """Find out where the sources are, and which go together."""
@@ -245,7 +261,8 @@ class Job:
             self._settings.weight)
 
     def _disk(self, name: str, source: dict[str, Any]) -> rounds.Disk:
-        seconds = source['size'] / _RATE
+        seconds = source['size'] / min(
+            _RATE, self._settings.read_rate or _RATE)
         # An estimate that is too high must not refuse a server (B5). If its
         # view fits into no round, it gets a round of its own, and is watched.
         fits = 0.99 * self._settings.views / (_OVERHEAD + seconds)
@@ -368,6 +385,7 @@ class Job:
             'threads': settings.threads, 'state': os.path.join(
                 settings.state, self._repository.repository_id),
             'spool': settings.spool, 'scratch': settings.scratch,
+            'read_rate': settings.read_rate, 'cpu_share': settings.cpu_share,
             'views': settings.views, 'libvirt': settings.libvirt,
             'backing': settings.backing,
             'project': settings.project, 'scope': settings.scope.hex(),
@@ -375,7 +393,8 @@ class Job:
         errors: list[str] = []
         is_final = False
         count = len(hosts) or settings.ranks
-        with ranks_running(count, hosts) as ranks:
+        held: dict[tuple[str, str], int] = {}   # milliseconds
+        with ranks_running(count, hosts, settings.priority) as ranks:
             ranks.order(json.dumps(order).encode() + b'\n')
             for event in _events(ranks, 2 * settings.silence):
                 if event['event'] == 'broken':
@@ -383,6 +402,11 @@ class Job:
                     is_final |= event['expected']
                 elif event['event'] == 'notice':
                     self._note(event['text'])
+                elif event['event'] == 'held':
+                    if self._takes_part(event['host']):
+                        for name in limits.NAMES:
+                            key = event['host'], name
+                            held[key] = max(held.get(key, 0), event[name])
                 elif event['event'] == 'ended':
                     count -= 1
                 else:
@@ -392,6 +416,8 @@ class Job:
                 raise Broken('; '.join(errors) or _tail(ranks.said) or (
                     f'{count} of the processes ended without a word'),
                     is_final)
+        for key, milliseconds in held.items():
+            self.held[key] = self.held.get(key, 0.0) + milliseconds / 1000
 
 
 class Watch:
@@ -509,27 +535,30 @@ class Processes:
 
 
 @contextlib.contextmanager
-def ranks_running(count: int, hosts: list[reachable_hosts.Host]
-                  ) -> Iterator[Processes]:
+def ranks_running(count: int, hosts: list[reachable_hosts.Host],
+                  priority: str) -> Iterator[Processes]:
     """The processes of a round; all are gone behind this.
 
     :param count: how many ranks
     :param hosts: on each runs one; none: all run on this host
+    :param priority: a key of :data:`PRIORITIES`
     :raises InvalidParameter: there are hosts, and no MPI
     """
     with tempfile.TemporaryFile() as said:
         processes = Processes(said)
         try:
+            command = [*PRIORITIES[priority], sys.executable, *RANK]
             if hosts:
-                _start_mpi(processes, hosts)
+                _start_mpi(processes, hosts, command)
             else:
-                _start_local(processes, count)
+                _start_local(processes, count, command)
             yield processes
         finally:
             processes.end()
 
 
-def _start_local(processes: Processes, count: int) -> None:
+def _start_local(processes: Processes, count: int, command: list[str]
+                 ) -> None:
     """Start ranks on this host, each with sockets to all others."""
     with contextlib.ExitStack() as stack:
         pairs = [socket_link.make_pair() for _ in range(count)]
@@ -540,14 +569,13 @@ def _start_local(processes: Processes, count: int) -> None:
         for rank, (receiver, _) in enumerate(pairs):
             own = receiver.fileno()
             processes.start(
-                [sys.executable, *RANK, str(rank), str(own),
-                 ','.join(map(str, senders))],
+                [*command, str(rank), str(own), ','.join(map(str, senders))],
                 {**_MALLOC, **os.environ}, (own, *senders))
             receiver.close()
 
 
-def _start_mpi(processes: Processes, hosts: list[reachable_hosts.Host]
-               ) -> None:
+def _start_mpi(processes: Processes, hosts: list[reachable_hosts.Host],
+               rank: list[str]) -> None:
     """Have MPI start one rank on each host.
 
     :raises InvalidParameter: MPI is not installed
@@ -563,7 +591,7 @@ def _start_mpi(processes: Processes, hosts: list[reachable_hosts.Host]
     for name in _MALLOC:
         command += ['-x', name]     # on other hosts, too
     command += ['--host', ','.join(f'{host.name}:1' for host in hosts)]
-    processes.start([*command, sys.executable, *RANK], {
+    processes.start([*command, *rank], {
         **_SMALL, **os.environ, **reachable_hosts.environment(hosts),
         'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
 

@@ -19,6 +19,7 @@ import datetime
 import hashlib
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -29,6 +30,7 @@ from typing import Any
 
 from glance_dedup.backup import earlier_rounds
 from glance_dedup.backup import images
+from glance_dedup.backup import limits
 from glance_dedup.backup import mpi_link
 from glance_dedup.backup import places
 from glance_dedup.backup import rank_exchange
@@ -90,6 +92,9 @@ class Rank:
             order['libvirt'], scratch_bytes=order['views'],
             backing_directories=tuple(order['backing']))
         self._tasks: list[stages.Task] = []
+        self._limits = limits.Limits(
+            order['read_rate'] / len(ranks_here),
+            order['cpu_share'] or math.inf, ranks.show_life)
 
     def run(self) -> None:
         """Take part in the round."""
@@ -267,6 +272,9 @@ class Rank:
             round_.retain_references(self._order['round'])
         self._tell_stage('finish')
         round_.finish(self._committed)
+        tell(self._ranks.rank, 'held', host=os.uname().nodename, **{
+            name: round(seconds * 1000)
+            for name, seconds in self._limits.held.items()})
         # Nobody ends before all have the blocks that they share (B1).
         self._ranks.agree(None)
         for task in self._tasks:
@@ -341,6 +349,7 @@ class Rank:
         if now - self._told > _PROGRESS:
             self._told = now
             tell(self._ranks.rank, 'progress', stage=stage, done=done)
+        self._limits.wait(sum(task.view.read_bytes for task in self._tasks))
 
     def _committed(self, task: stages.Task, stat: openimages.ImageStat
                    ) -> None:

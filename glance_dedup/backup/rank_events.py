@@ -11,6 +11,7 @@ from collections.abc import Callable
 import json
 from typing import Any
 
+from glance_dedup.backup import limits
 from glance_dedup.base import printable
 
 # Characters of a text, such as an error with paths.
@@ -46,6 +47,7 @@ _EVENTS: dict[str, dict[str, _Check]] = {
     'backup': _OF_BACKUP,
     'stage': {'stage': _is_text},
     'progress': {'stage': _is_text, 'done': _is_count},
+    'held': {'host': _is_text, **dict.fromkeys(limits.NAMES, _is_count)},
     'broken': {'host': _is_text, 'error': _is_text, 'expected': _is_bool},
     'notice': {'text': _is_text},
     'ended': {},

@@ -125,6 +125,8 @@ class View(closing.Closing):
 
     :param name: names the backups: ``b_<name>_<time>``
     :param held: closed with the view
+
+    :ivar read_bytes: how many bytes were read
     """
 
     def __init__(self, name: str, content: Content, changes: Changes,
@@ -133,6 +135,7 @@ class View(closing.Closing):
         self._content = content
         self._changes = changes
         self._held = held
+        self.read_bytes = 0
 
     @property
     def size(self) -> int:
@@ -179,7 +182,7 @@ class View(closing.Closing):
             return (Found.CLEAN if self._changes.is_same(number, None)
                     else Found.ZEROS)
         data = buffer[:length]
-        self._content.readinto(data, number * SEGMENT)
+        self._read(data, number * SEGMENT)
         return (Found.CLEAN if self._changes.is_same(number, data)
                 else Found.DATA)
 
@@ -200,7 +203,11 @@ class View(closing.Closing):
             raise exceptions.InvalidParameter(
                 f'{self.name} has {self.size} bytes, and {len(buffer)} from '
                 f'{offset} were asked for')
+        self._read(buffer, offset)
+
+    def _read(self, buffer: Any, offset: int) -> None:
         self._content.readinto(buffer, offset)
+        self.read_bytes += len(buffer)
 
     def check(self) -> None:
         """Make sure that every byte read so far was the view's (B2).

@@ -54,6 +54,17 @@ def _weight(text):
     return weight
 
 
+def _percent(text):
+    try:
+        percent = float(text.removesuffix('%'))
+    except ValueError:
+        percent = 0.0
+    if not 1 <= percent <= 100:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no number from 1 to 100')
+    return percent / 100
+
+
 class _Batch(command.RepositoryCommand, lister.Lister):
     """Base of both commands."""
 
@@ -193,8 +204,23 @@ class Run(_Batch):
     """
 
     def add_arguments(self, parser):
+        from glance_dedup.backup import backup_job
+
         super().add_arguments(parser)
         common.add_codec(parser)
+        parser.add_argument(
+            '--read-rate', metavar='SIZE', type=common.size, default='0',
+            help='The most bytes that a host reads of its disks in a second. '
+            'Default: no limit.')
+        parser.add_argument(
+            '--cpu-share', metavar='PERCENT', type=_percent, default=0.0,
+            help='The most that each process takes of a processor. '
+            'Default: no limit.')
+        parser.add_argument(
+            '--priority', choices=tuple(backup_job.PRIORITIES),
+            default=backup_job.Settings.priority,
+            help='For processors and disks: idle has its turn when nobody '
+            'else wants it. Default: %(default)s.')
         parser.add_argument(
             '--project', default='', help='To which the backups belong.')
         common.add_scope(parser)
@@ -204,7 +230,9 @@ class Run(_Batch):
 
         sources = self.sources(parsed_args)
         settings = self.job_settings(
-            parsed_args, codec=parsed_args.codec, project=parsed_args.project,
+            parsed_args, codec=parsed_args.codec,
+            read_rate=parsed_args.read_rate, cpu_share=parsed_args.cpu_share,
+            priority=parsed_args.priority, project=parsed_args.project,
             scope=scopes.choose(parsed_args.scope, parsed_args.project))
         rows = []
         with (self.open(index='none') as repo,
@@ -214,6 +242,10 @@ class Run(_Batch):
             results = work.run(sources)
             for notice in work.notices:
                 self.app.tell(notice)
+            for (host, limit), seconds in sorted(work.held.items()):
+                if seconds >= 1:
+                    self.app.tell(f'--{limit.replace("_", "-")} held the '
+                                  f'backup on {host} for {seconds:.0f} s')
             for result in results:
                 if not result.backup_id:
                     self.app.report(exceptions.RepositoryError(
