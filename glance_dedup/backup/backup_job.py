@@ -257,7 +257,8 @@ class Job:
         return rounds.best(
             [self._disk(name, source)
              for name, source in sorted(found.items())],
-            rounds.Limits(_OVERHEAD, self._settings.views),
+            rounds.Limits(_OVERHEAD, self._settings.views,
+                          1 if self._settings.hosts else self._settings.ranks),
             self._settings.weight)
 
     def _disk(self, name: str, source: dict[str, Any]) -> rounds.Disk:

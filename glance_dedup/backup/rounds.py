@@ -54,14 +54,20 @@ class Limits:
     """Seconds of each round that no disk accounts for."""
     views: float = float('inf')
     """Bytes that the views on a host may take at the same time."""
+    ranks: int = 1
+    """How many disks a host reads at the same time."""
 
 
 def seconds(disks: Round, limits: Limits) -> float:
-    """Return how long a round takes: its slowest host decides."""
-    loads: dict[str, float] = collections.defaultdict(float)
-    for disk in disks:
-        loads[disk.host] += disk.seconds
-    return limits.overhead + max(loads.values(), default=0.0)
+    """Return how long a round takes: its slowest rank decides.
+
+    A host's ranks share its disks as ``work_split.own_sources`` has them do.
+    """
+    loads: dict[str, list[float]] = {}
+    for disk in largest(disks):
+        ranks = loads.setdefault(disk.host, [0.0] * limits.ranks)
+        heapq.heapreplace(ranks, ranks[0] + disk.seconds)
+    return limits.overhead + max(map(max, loads.values()), default=0.0)
 
 
 def views(disks: Round, limits: Limits) -> float:
@@ -296,7 +302,7 @@ def _bounds(disks: Round, limits: Limits, name: str) -> list[Plan]:
 
     A disk's own time is part of T, and the busiest host's time of J.
     """
-    busy = max(map(_load, _by_host(disks).values()))
+    busy = max(map(_load, _by_host(disks).values())) / limits.ranks
     firsts = itertools.accumulate(
         disk.seconds for disk in _USE_ALL.get(name, largest)(disks))
     return [Plan([], limits.overhead + _load(disks) / len(disks),

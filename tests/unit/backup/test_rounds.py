@@ -163,6 +163,30 @@ def test_long_rounds_coincide():
                 for host in HOSTS))
 
 
+@pytest.mark.parametrize('weight', [0, 0.5, 0.9])
+def test_ranks_of_a_host_work_at_the_same_time(weight):
+    """No rank is idle while there are disks for it."""
+    disks = [rounds.Disk(f'disk{n}', 'a', 10.0) for n in range(12)]
+    for ranks in 1, 4:
+        limits = rounds.Limits(5, ranks=ranks)
+        found = rounds.best(disks, limits, weight)
+        assert min(map(len, found.rounds)) >= ranks
+        assert found.span == pytest.approx(
+            len(found.rounds) * 5 + 120 / ranks)
+    assert rounds.seconds(disks[:5], limits) == 5 + 20
+
+
+@pytest.mark.parametrize('weight', [0.2, 0.9])
+@pytest.mark.parametrize('seed', range(6))
+def test_the_best_for_several_ranks(seed, weight):
+    disks = skewed(seed, 7)
+    limits = rounds.Limits(0.5, ranks=2)
+    optimum = min(plan.cost(weight) for plan in all_plans(disks, limits))
+    found = rounds.best(disks, limits, weight)
+    assert optimum <= found.cost(weight) * (1 + 1e-9)
+    assert found.cost(weight) <= 2 * optimum
+
+
 def test_a_view_that_fits_nowhere():
     disks = [rounds.Disk('small', 'a', 1, 1 << 30, 1.0),
              rounds.Disk('large', 'b', 100, 1 << 30, 1e7)]
