@@ -295,7 +295,7 @@ class Rank:
             [task.view.name, task.view.identity, task.view.size,
              task.view.base] for task in self._tasks])
         key = hashlib.sha256(json.dumps(
-            [facts, order['partitions'], order['scope'], order['time']]
+            [facts, order['partitions'], order['scope'], order['run']]
         ).encode()).hexdigest()
         for path in rank_spool.remove_dead(
                 self._spools, lambda entry: entry.name.startswith(key[:16])
