@@ -39,12 +39,6 @@ from glance_dedup.repository import image_repository
 ATTEMPTS = 3
 #: Program that each rank runs with its Python.
 RANK: tuple[str, ...] = ('-m', 'glance_dedup.backup.rank')
-#: Commands that run a rank with a lower priority, on any host.
-PRIORITIES: dict[str, tuple[str, ...]] = {
-    'idle': ('nice', '-n', '19', 'ionice', '-c', '3'),
-    'low': ('nice', '-n', '10', 'ionice', '-c', '2', '-n', '7'),
-    'normal': (),
-}
 # Settings for small ranks. Freed memory goes back at once, and of Open MPI's
 # ways to send only the plain ones are loaded: the libraries of fast networks
 # take 2.4 MB, whether there is one or not. Messages are few.
@@ -132,8 +126,8 @@ class Settings:
     """Bytes that each host reads of its disks in a second; 0: no limit."""
     cpu_share: float = 0.0
     """Of a processor, for each rank; 0: no limit."""
-    priority: str = 'low'
-    """A key of :data:`PRIORITIES`."""
+    priority: str = limits.LOW
+    """One of :data:`limits.PRIORITIES`."""
     project: str = ''
     scope: bytes = bytes(16)
     silence: float = rank_exchange.SILENCE
@@ -542,13 +536,13 @@ def ranks_running(count: int, hosts: list[reachable_hosts.Host],
 
     :param count: how many ranks
     :param hosts: on each runs one; none: all run on this host
-    :param priority: a key of :data:`PRIORITIES`
+    :param priority: one of :data:`limits.PRIORITIES`
     :raises InvalidParameter: there are hosts, and no MPI
     """
     with tempfile.TemporaryFile() as said:
         processes = Processes(said)
         try:
-            command = [*PRIORITIES[priority], sys.executable, *RANK]
+            command = [sys.executable, *RANK, priority]
             if hosts:
                 _start_mpi(processes, hosts, command)
             else:

@@ -8,14 +8,30 @@ keeps views for longer, so limits cost space while servers write.
 """
 
 from collections.abc import Callable
+import os
 import time
 
 #: The limits.
 READ_RATE, CPU_SHARE = NAMES = 'read_rate', 'cpu_share'
+#: Priorities of a rank's process.
+PRIORITIES = IDLE, LOW, NORMAL = 'idle', 'low', 'normal'
 #: The longest single wait, seconds.
 MAX_WAIT = 0.2
 #: Seconds of a pause that a rank may make up for.
 CATCH_UP = 1.0
+
+
+def lower_priority(priority: str) -> None:
+    """Give the calling thread, and those that it starts, a lower priority.
+
+    The kernel derives the priority for disks from it: see ioprio_set(2).
+
+    :param priority: one of PRIORITIES
+    """
+    if priority == IDLE:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    elif priority == LOW:
+        os.nice(10)
 
 
 class Limits:

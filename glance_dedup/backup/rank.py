@@ -4,8 +4,8 @@
 
 ::
 
-    python -m glance_dedup.backup.rank RANK SOCKET SENDER,... < order
-    mpiexec ... python -m glance_dedup.backup.rank < order
+    python -m glance_dedup.backup.rank PRIORITY RANK SOCKET SENDER,... < order
+    mpiexec ... python -m glance_dedup.backup.rank PRIORITY < order
 
 On one host, each rank inherits its sockets, and gets their numbers
 (``socket_link.py``). Rank 0 reads the *order* of a round from its standard
@@ -393,14 +393,15 @@ def _link(arguments: list[str]) -> rank_exchange.Link:
 
 def main() -> int:
     """Run one rank."""
-    link = _link(sys.argv[1:])
+    limits.lower_priority(sys.argv[1])
+    link = _link(sys.argv[2:])
     ranks = rank_exchange.Ranks(link)
     logging.getLogger('glance_dedup').addHandler(_Notices(ranks.rank))
     try:
         order = (json.loads(sys.stdin.readline()) if ranks.rank == 0
                  else None)
         # mpiexec gives its input to rank 0 alone.
-        if ranks.rank == 0 or len(sys.argv) > 1:
+        if ranks.rank == 0 or len(sys.argv) > 2:
             threading.Thread(target=_end_with_job, daemon=True).start()
         ranks_here = _ranks_here(ranks)
         order = ranks.agree(order)[0]

@@ -7,6 +7,7 @@ import os
 
 from cliff import lister
 
+from glance_dedup.backup import limits
 from glance_dedup.backup import retention
 from glance_dedup.base import exceptions
 from glance_dedup.base import hostlist
@@ -204,8 +205,6 @@ class Run(_Batch):
     """
 
     def add_arguments(self, parser):
-        from glance_dedup.backup import backup_job
-
         super().add_arguments(parser)
         common.add_codec(parser)
         parser.add_argument(
@@ -217,8 +216,8 @@ class Run(_Batch):
             help='The most that each process takes of a processor. '
             'Default: no limit.')
         parser.add_argument(
-            '--priority', choices=tuple(backup_job.PRIORITIES),
-            default=backup_job.Settings.priority,
+            '--priority', choices=limits.PRIORITIES,
+            default=limits.LOW,
             help='For processors and disks: idle has its turn when nobody '
             'else wants it. Default: %(default)s.')
         parser.add_argument(
