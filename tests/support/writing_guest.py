@@ -143,8 +143,11 @@ def _add_program(name, root):
         shutil.copy(library, target)
 
 
-def build(place):
-    """Make the files of a kernel and an initramfs below a directory."""
+def build(place, init=_INIT):
+    """Make the files of a kernel and an initramfs below a directory.
+
+    :param init: the script that the guest runs
+    """
     kernel, initramfs = place / 'vmlinuz', place / 'initramfs'
     nbd.need('cpio')
     packages = disk_images.images().raw.parent.glob('*.deb')
@@ -164,7 +167,7 @@ def build(place):
         _add_modules(tree, root / 'modules')
         for name in _PROGRAMS:
             _add_program(name, root)
-        (root / 'init').write_text(_INIT)
+        (root / 'init').write_text(init)
         (root / 'init').chmod(0o755)
         names = '\n'.join(str(path.relative_to(root))
                           for path in sorted(root.rglob('*')))
