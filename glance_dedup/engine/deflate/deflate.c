@@ -37,8 +37,7 @@ void
 gd_deflate_close(const gd_env *env, gd_deflate *encoder)
 {
     if (encoder != NULL) {
-        env->release(env, encoder->parse.heads);
-        env->release(env, encoder->parse.previous);
+        gd_parse_close(env, &encoder->parse);
         env->release(env, encoder->symbols);
         env->release(env, encoder);
     }
@@ -49,23 +48,15 @@ open_tables(const gd_env *env, gd_deflate *encoder, gd_error *err)
 {
     const gd_deflate_params *params = &encoder->params;
     gd_parse *parse = &encoder->parse;
-    parse->effort = gd_parse_effort_of(params->level);
-    parse->window_size = 1u << params->window_bits;
-    parse->hash_bits = params->memory_level + 7u;
+    GD_TRY(gd_parse_open(env, parse, params->level, params->window_bits,
+                         params->memory_level, err));
     parse->short_matches = params->strategy != GD_DEFLATE_FILTERED;
-    parse->origin = parse->window_size;
     encoder->block.is_fixed_only = params->strategy == GD_DEFLATE_FIXED;
     /* zlib ends a block one symbol before its buffer is full. */
     encoder->max_symbols = ((size_t)1 << (params->memory_level + 6)) - 1;
-    parse->heads = gd_calloc(env, (size_t)1 << parse->hash_bits,
-                             sizeof *parse->heads, err);
-    parse->previous = gd_calloc(env, parse->window_size,
-                                sizeof *parse->previous, err);
     encoder->symbols = gd_calloc(env, encoder->max_symbols,
                                  sizeof *encoder->symbols, err);
-    return parse->heads == NULL || parse->previous == NULL ||
-                   encoder->symbols == NULL
-               ? GD_NOMEM : GD_OK;
+    return encoder->symbols == NULL ? GD_NOMEM : GD_OK;
 }
 
 gd_status
@@ -85,19 +76,6 @@ gd_deflate_open(const gd_env *env, const gd_deflate_params *params,
     return status;
 }
 
-/* Moves on in the numbers of places, so that those of the last buffer are out
- * of reach. After so many that they could overflow, they begin again. */
-static void
-leave_buffer(gd_parse *parse, size_t length)
-{
-    parse->origin += (uint32_t)length + parse->window_size;
-    if (parse->origin > INT32_MAX - 2 * GD_DEFLATE_MAX_PLAIN) {
-        memset(parse->heads, 0,
-               ((size_t)1 << parse->hash_bits) * sizeof *parse->heads);
-        parse->origin = parse->window_size;
-    }
-}
-
 static void
 parse_all(gd_deflate *encoder)
 {
@@ -106,10 +84,8 @@ parse_all(gd_deflate *encoder)
         gd_parse_literals(parse);
     } else if (encoder->params.strategy == GD_DEFLATE_RLE) {
         gd_parse_runs(parse);
-    } else if (parse->effort.is_lazy) {
-        gd_parse_lazy(parse);
     } else {
-        gd_parse_greedy(parse);
+        gd_parse_matches(parse);
     }
 }
 
@@ -160,7 +136,6 @@ gd_deflate_encode(gd_deflate *encoder, const uint8_t *plain, size_t length,
                    out + header, room - header - checksum);
     gd_parse_begin(&encoder->parse, plain, length, &encoder->block);
     parse_all(encoder);
-    leave_buffer(&encoder->parse, length);
     if (encoder->block.overflow) {
         return 0;
     }

@@ -18,6 +18,8 @@
 
 #include <string.h>
 
+#include "engine/deflate/equalbytes.h"
+
 enum {
     MIN_MATCH = GD_BLOCK_MIN_MATCH,
     MAX_MATCH = GD_BLOCK_MAX_MATCH,
@@ -26,17 +28,36 @@ enum {
     NONE = INT32_MIN,
 };
 
-gd_parse_effort
-gd_parse_effort_of(int level)
+static const gd_chains_effort efforts[] = {
+    {4, 4, 8, 4, false},        {4, 5, 16, 8, false},
+    {4, 6, 32, 32, false},      {4, 4, 16, 16, true},
+    {8, 16, 32, 32, true},      {8, 16, 128, 128, true},
+    {8, 32, 128, 256, true},    {32, 128, 258, 1024, true},
+    {32, 258, 258, 4096, true},
+};
+
+gd_status
+gd_parse_open(const gd_env *env, gd_parse *p, int level, unsigned window_bits,
+              unsigned memory_level, gd_error *err)
 {
-    static const gd_parse_effort efforts[] = {
-        {4, 4, 8, 4, false},        {4, 5, 16, 8, false},
-        {4, 6, 32, 32, false},      {4, 4, 16, 16, true},
-        {8, 16, 32, 32, true},      {8, 16, 128, 128, true},
-        {8, 32, 128, 256, true},    {32, 128, 258, 1024, true},
-        {32, 258, 258, 4096, true},
-    };
-    return efforts[level - 1];
+    p->effort = p->chains.effort = efforts[level - 1];
+    p->window_size = 1u << window_bits;
+    p->hash_bits = memory_level + 7;
+    p->origin = p->window_size;
+    if (p->effort.is_lazy) {
+        return gd_chains_open(env, &p->chains, window_bits, memory_level, err);
+    }
+    p->heads = gd_calloc(env, (size_t)1 << p->hash_bits, sizeof *p->heads, err);
+    p->previous = gd_calloc(env, p->window_size, sizeof *p->previous, err);
+    return p->heads == NULL || p->previous == NULL ? GD_NOMEM : GD_OK;
+}
+
+void
+gd_parse_close(const gd_env *env, gd_parse *p)
+{
+    gd_chains_close(env, &p->chains);
+    env->release(env, p->heads);
+    env->release(env, p->previous);
 }
 
 /* ---- the window ---- */
@@ -98,22 +119,6 @@ is_in_reach(const gd_parse *p, int32_t at, int32_t candidate)
            candidate != p->base;
 }
 
-static inline uint32_t
-equal_bytes(const uint8_t *a, const uint8_t *b, uint32_t max)
-{
-    uint32_t n = 0;
-    for (; n + 8 <= max; n += 8) {
-        uint64_t different = gd_get64(a + n) ^ gd_get64(b + n);
-        if (different != 0) {
-            return n + (uint32_t)__builtin_ctzll(different) / 8;
-        }
-    }
-    while (n < max && a[n] == b[n]) {
-        n++;
-    }
-    return n;
-}
-
 /* Follows the chain from a candidate in reach, for a match longer than
  * `length`, which is 2 or more. Returns the match's length, and its place in
  * *found; without one it returns `length`. */
@@ -146,7 +151,7 @@ search(const gd_parse *p, int32_t at, int32_t candidate, uint32_t length,
         if (((gd_get32(there + from) ^ wanted) & filter) != 0) {
             continue;
         }
-        uint32_t equal = equal_bytes(there, here, max);
+        uint32_t equal = gd_equal_bytes(there, here, max);
         if (equal > length) {
             *found = candidate;
             length = equal;
@@ -164,17 +169,26 @@ search(const gd_parse *p, int32_t at, int32_t candidate, uint32_t length,
 
 /* ---- the strategies ---- */
 
+/* Before numbers of places can overflow, the tables are cleared. */
 void
 gd_parse_begin(gd_parse *p, const uint8_t *plain, size_t size, gd_block *block)
 {
+    p->origin += (uint32_t)p->size + p->window_size;
+    if (p->heads != NULL && p->origin > INT32_MAX - 2 * (uint32_t)size) {
+        memset(p->heads, 0, ((size_t)1 << p->hash_bits) * sizeof *p->heads);
+        p->origin = p->window_size;
+    }
     p->plain = plain;
     p->size = (int32_t)size;
     p->base = p->end = p->block_start = 0;
     p->block = block;
+    if (p->effort.is_lazy) {
+        gd_chains_begin(&p->chains, plain, size);
+    }
 }
 
-void
-gd_parse_greedy(gd_parse *p)
+static void
+parse_greedily(gd_parse *p)
 {
     int32_t at = 0, found = 0;
     for (;;) {
@@ -211,24 +225,24 @@ gd_parse_greedy(gd_parse *p)
 
 /* The match at `at`, if it can be longer than the one before it. */
 static inline uint32_t
-search_lazily(const gd_parse *p, int32_t at, int32_t candidate,
-              uint32_t before, int32_t *found)
+search_lazily(gd_parse *p, int32_t at, uint32_t before, uint32_t *distance)
 {
-    if (before >= p->effort.lazy_length || !is_in_reach(p, at, candidate)) {
+    if (before >= p->effort.lazy_length) {
         return 2;
     }
-    uint32_t length = search(p, at, candidate, before, found);
+    uint32_t length = gd_chains_search(&p->chains, at, before, p->base,
+                                       distance);
     bool is_useless = length <= 5 &&
                       (!p->short_matches ||
-                       (length == MIN_MATCH && at - *found > TOO_FAR));
+                       (length == MIN_MATCH && *distance > TOO_FAR));
     return is_useless ? 2 : length;
 }
 
-void
-gd_parse_lazy(gd_parse *p)
+static void
+parse_lazily(gd_parse *p)
 {
-    int32_t at = 0, found = 0;
-    uint32_t length = 2;
+    int32_t at = 0;
+    uint32_t length = 2, distance = 0;
     bool has_literal = false; /* the byte before `at`, if no match has it */
     for (;;) {
         if (p->end - at < MIN_AHEAD) {
@@ -237,19 +251,11 @@ gd_parse_lazy(gd_parse *p)
                 break;
             }
         }
-        int32_t candidate = insert_if_any(p, at), found_before = found;
-        uint32_t before = length;
-        length = search_lazily(p, at, candidate, before, &found);
+        uint32_t before = length, distance_before = distance;
+        length = search_lazily(p, at, before, &distance);
         if (before >= MIN_MATCH && length <= before) {
-            gd_block_add_match(p->block, (uint32_t)(at - 1 - found_before),
-                               before);
-            int32_t next = at - 1 + (int32_t)before;
-            int32_t last = p->size - MIN_MATCH;
-            last = last < next - 1 ? last : next - 1;
-            while (++at <= last) {
-                insert(p, at);
-            }
-            at = next;
+            gd_block_add_match(p->block, distance_before, before);
+            at += (int32_t)before - 1;
             length = 2;
             has_literal = false;
             if (gd_block_is_full(p->block)) {
@@ -272,6 +278,16 @@ gd_parse_lazy(gd_parse *p)
     end_block(p, at, true);
 }
 
+void
+gd_parse_matches(gd_parse *p)
+{
+    if (p->effort.is_lazy) {
+        parse_lazily(p);
+    } else {
+        parse_greedily(p);
+    }
+}
+
 static uint32_t
 run_length(const gd_parse *p, int32_t at)
 {
@@ -280,7 +296,7 @@ run_length(const gd_parse *p, int32_t at)
         return 0;
     }
     const uint8_t *here = p->plain + at;
-    return equal_bytes(here - 1, here, ahead < MAX_MATCH ? ahead : MAX_MATCH);
+    return gd_equal_bytes(here - 1, here, ahead < MAX_MATCH ? ahead : MAX_MATCH);
 }
 
 void

@@ -10,28 +10,21 @@
 #include <stdint.h>
 
 #include "engine/deflate/block.h"
+#include "engine/deflate/chains.h"
 
-/* How hard a level searches. */
-typedef struct gd_parse_effort {
-    uint32_t good_length; /* a quarter of the chain is enough behind this one */
-    uint32_t lazy_length; /* no search behind a match of this length; if the
-                           * level is not lazy: insert no more of a longer one */
-    uint32_t nice_length; /* ends a search */
-    uint32_t max_chain;   /* candidates */
-    bool is_lazy;
-} gd_parse_effort;
-
-/* The tables outlive a buffer without being cleared: positions in `heads` are
- * numbers that grow from buffer to buffer, by a window at least, so that those
- * of an older buffer are out of reach. */
 typedef struct gd_parse {
-    gd_parse_effort effort;
+    gd_chains_effort effort;
     uint32_t window_size;
-    unsigned hash_bits;
     bool short_matches; /* those of up to 5 bytes are used */
-    uint32_t *heads;    /* the last place of each hash */
-    int32_t *previous;  /* the place before it, in a ring of the window's size */
-    uint32_t origin;    /* the number of the buffer's first place in heads */
+    gd_chains chains;   /* of the lazy levels */
+
+    /* Of the greedy levels, which insert no place of a long match. The tables
+     * outlive a buffer without being cleared: numbers of places grow from buffer
+     * to buffer by more than a window. */
+    unsigned hash_bits;
+    uint32_t *heads;   /* the number of the last place of each hash */
+    int32_t *previous; /* the place before it, in a ring of the window's size */
+    uint32_t origin;   /* the number of the buffer's first place */
 
     const uint8_t *plain;
     int32_t size;
@@ -41,18 +34,20 @@ typedef struct gd_parse {
     gd_block *block;
 } gd_parse;
 
-/* The effort of level 1 to 9. */
-gd_parse_effort gd_parse_effort_of(int level);
+/* Makes the tables for a level (1 to 9); gd_parse_close frees them, after a
+ * failure, too. */
+gd_status gd_parse_open(const gd_env *env, gd_parse *p, int level,
+                        unsigned window_bits, unsigned memory_level,
+                        gd_error *err);
+void gd_parse_close(const gd_env *env, gd_parse *p);
 
 /* Begins to parse a buffer. */
 void gd_parse_begin(gd_parse *p, const uint8_t *plain, size_t size,
                     gd_block *block);
 
-/* Parse the whole buffer into blocks, the last one included: without a search if
- * a match is worth nothing, ... */
-void gd_parse_greedy(gd_parse *p);
-void gd_parse_lazy(gd_parse *p);
-/* ... only runs of one byte, and only literals. */
+/* Parses the whole buffer by the level into blocks, the last one included. */
+void gd_parse_matches(gd_parse *p);
+/* The same with runs of one byte as the only matches, and with literals only. */
 void gd_parse_runs(gd_parse *p);
 void gd_parse_literals(gd_parse *p);
 
