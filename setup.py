@@ -28,7 +28,7 @@ import setuptools
 from setuptools.command import build_ext
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARIES = ['crypto', 'xxhash', 'lz4', 'zstd']
+LIBRARIES = ['crypto', 'xxhash', 'lz4', 'z', 'zstd']
 ENGINE = 'glance_dedup/engine/*/*'
 PLUGIN = 'glance_dedup.nbdkit-glance-dedup-plugin'
 INCLUDE_DIRS = ['glance_dedup']

@@ -28,7 +28,8 @@ sys.path.insert(0, str(HERE.parent))
 from glance_dedup.repository import image_repository  # noqa: E402
 
 ENGINE = HERE.parent / 'glance_dedup' / 'engine'
-LIBRARIES = ('-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lpthread')
+LIBRARIES = ('-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lz',
+             '-lpthread')
 
 
 def content(i: int, size: int = 4096) -> bytes:

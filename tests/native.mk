@@ -14,7 +14,7 @@ VARIANT ?= plain
 OUT := .build/$(VARIANT)
 
 CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -Iglance_dedup -I.
-LDLIBS := -lcrypto -lxxhash -llz4 -lzstd -lpthread
+LDLIBS := -lcrypto -lxxhash -llz4 -lzstd -lz -lpthread
 CC_plain := gcc
 FLAGS_plain := -O2
 CC_asan := clang

@@ -30,7 +30,7 @@ TESTS = TOP / 'tests' / 'c'
 #: The folders of ``glance_dedup/engine``. A folder may include itself and
 #: those above it.
 ENGINE = (
-    'base', 'format', 'files', 'kv', 'repo', 'read', 'write',
+    'base', 'deflate', 'format', 'files', 'kv', 'repo', 'read', 'write',
     'volume', 'maintenance', 'exchange')
 #: The binding to Python includes itself and all of the engine.
 BINDING = 'binding'

@@ -293,6 +293,17 @@ def similar_seeds():
             rng.choices(range(kinds), k=100))
 
 
+def deflate_seeds():
+    rng = random.Random(11)
+    text = b' '.join(rng.choices([b'zero', b'cluster', b'of', b'the'], k=90))
+    for number, plain in enumerate((
+            b'', b'a', bytes(300), text, rng.randbytes(300),
+            bytes(rng.choices(range(6), k=400)))):
+        for level in range(9):
+            yield bytes([level, level + number, 2 * level + number, number,
+                         rng.randrange(256), rng.randrange(256)]) + plain
+
+
 def fslayout_seeds():
     def disk(sectors, *pieces):
         return sectors.to_bytes(6, 'little') + b''.join(
@@ -358,6 +369,7 @@ def make(directory):
         'filter': filter_seeds(),
         'fslayout': fslayout_seeds(),
         'chunker': chunker_seeds(),
+        'deflate': deflate_seeds(),
         'catalog': fence_and_pairs_seeds(),
         'index': index_seeds(),
         'packedframe': packed_frame_seeds(),

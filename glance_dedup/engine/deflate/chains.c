@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "engine/deflate/equalbytes.h"
+#include "engine/deflate/equal.h"
 
 enum {
     SHORT = 3, /* the bytes of each chain */
@@ -58,13 +58,6 @@ get_word(const uint8_t *at, int32_t left)
     }
     memcpy(&word, at, (size_t)left);
     return le64toh(word);
-}
-
-static inline void
-link_hash(gd_chains_tables *t, int chain, uint64_t hash, uint32_t slot, uint16_t at)
-{
-    t->links[chain][slot] = t->heads[chain][hash];
-    t->heads[chain][hash] = at;
 }
 
 static inline void

@@ -18,7 +18,7 @@
 
 #include <string.h>
 
-#include "engine/deflate/equalbytes.h"
+#include "engine/deflate/equal.h"
 
 enum {
     MIN_MATCH = GD_BLOCK_MIN_MATCH,

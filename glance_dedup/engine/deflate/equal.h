@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * equalbytes.h - the length of a match.
+ * equal.h - the length of a match.
  */
-#ifndef GD_EQUALBYTES_H
-#define GD_EQUALBYTES_H
+#ifndef GD_EQUAL_H
+#define GD_EQUAL_H
 
 #include "engine/base/coding.h"
 
