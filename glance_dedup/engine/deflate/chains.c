@@ -27,6 +27,8 @@ gd_chains_open(const gd_env *env, gd_chains *c, unsigned window_bits,
     uint32_t ring = 2u << window_bits;
     c->ring_mask = (ring < MIN_RING ? MIN_RING : ring) - 1;
     c->zlib_bits = memory_level + 7;
+    c->hash_bits = window_bits < 13 ? GD_CHAINS_MIN_HASH_BITS
+                                    : GD_CHAINS_MAX_HASH_BITS;
     c->tables = gd_calloc(env, 1, sizeof *c->tables, err);
     return c->tables == NULL ? GD_NOMEM : GD_OK;
 }
@@ -40,7 +42,10 @@ gd_chains_close(const gd_env *env, gd_chains *c)
 void
 gd_chains_begin(gd_chains *c, const uint8_t *plain, size_t size)
 {
-    memset(c->tables->heads, 0, sizeof c->tables->heads);
+    for (int i = 0; i < GD_CHAINS; i++) {
+        memset(c->tables->heads[i], 0,
+               ((size_t)1 << c->hash_bits) * sizeof **c->tables->heads);
+    }
     c->plain = plain;
     c->size = (int32_t)size;
     c->linked = 0;
@@ -62,54 +67,56 @@ get_word(const uint8_t *at, int32_t left)
 
 static inline void
 link_chain(gd_chains_tables *t, int chain, unsigned bytes, uint64_t word,
-           uint32_t slot, uint16_t at)
+           uint32_t slot, uint16_t at, unsigned hash_bits)
 {
     uint64_t hash = (word << (64 - 8 * bytes)) * 0x9e3779b97f4a7c15 >>
-                    (64 - GD_CHAINS_HASH_BITS);
+                    (64 - hash_bits);
     t->links[chain][slot] = t->heads[chain][hash];
     t->heads[chain][hash] = at;
 }
 
 static inline void
 link_place(gd_chains_tables *t, uint64_t word, uint32_t at, uint32_t mask,
-           unsigned zlib_bits)
+           unsigned zlib_bits, unsigned hash_bits)
 {
     unsigned shift = (zlib_bits + 2) / 3;
     uint32_t slot = at & mask, low = (uint32_t)word;
     uint32_t hash = ((low & 255) << 2 * shift ^ (low >> 8 & 255) << shift ^
                      (low >> 16 & 255)) & ((1u << zlib_bits) - 1);
     t->rank[slot] = ++t->counts[hash];
-    link_chain(t, 0, SHORT, word, slot, (uint16_t)at);
-    link_chain(t, 1, MIDDLE, word, slot, (uint16_t)at);
-    link_chain(t, 2, LONG, word, slot, (uint16_t)at);
+    link_chain(t, 0, SHORT, word, slot, (uint16_t)at, hash_bits);
+    link_chain(t, 1, MIDDLE, word, slot, (uint16_t)at, hash_bits);
+    link_chain(t, 2, LONG, word, slot, (uint16_t)at, hash_bits);
 }
 
 static inline __attribute__((always_inline)) void
-link_range(gd_chains *c, int32_t end, unsigned zlib_bits)
+link_range(gd_chains *c, int32_t end, unsigned zlib_bits, unsigned hash_bits)
 {
     const uint8_t *plain = c->plain;
     int32_t at = c->linked, size = c->size;
     int32_t whole = end < size - 7 ? end : size - 7;
     for (; at < whole; at++) {
         link_place(c->tables, gd_get64(plain + at), (uint32_t)at, c->ring_mask,
-                   zlib_bits);
+                   zlib_bits, hash_bits);
     }
     for (; at < end; at++) {
         link_place(c->tables, get_word(plain + at, size - at), (uint32_t)at,
-                   c->ring_mask, zlib_bits);
+                   c->ring_mask, zlib_bits, hash_bits);
     }
     c->linked = end;
 }
 
-/* The usual hash is a constant, which makes this a quarter faster. */
+/* The hashes of qcow2 and VMDK are constants, which makes this faster. */
 static __attribute__((noinline)) void
 link_batch(gd_chains *c)
 {
     int32_t end = c->size - c->linked > BATCH ? c->linked + BATCH : c->size;
-    if (c->zlib_bits == 16) {
-        link_range(c, end, 16);
+    if (c->zlib_bits == 16 && c->hash_bits == GD_CHAINS_MIN_HASH_BITS) {
+        link_range(c, end, 16, GD_CHAINS_MIN_HASH_BITS);
+    } else if (c->zlib_bits == 15 && c->hash_bits == GD_CHAINS_MAX_HASH_BITS) {
+        link_range(c, end, 15, GD_CHAINS_MAX_HASH_BITS);
     } else {
-        link_range(c, end, c->zlib_bits);
+        link_range(c, end, c->zlib_bits, c->hash_bits);
     }
 }
 

@@ -25,7 +25,13 @@
 #include "engine/base/env.h"
 #include "engine/base/status.h"
 
-enum { GD_CHAINS = 3, GD_CHAINS_HASH_BITS = 13, GD_CHAINS_RING = 65536 };
+/* A small window's hashes have few bits, so that the caches hold the tables. */
+enum {
+    GD_CHAINS = 3,
+    GD_CHAINS_MIN_HASH_BITS = 13,
+    GD_CHAINS_MAX_HASH_BITS = 15,
+    GD_CHAINS_RING = 65536,
+};
 
 /* How hard a level searches. */
 typedef struct gd_chains_effort {
@@ -40,8 +46,8 @@ typedef struct gd_chains_effort {
 
 /* Places are their low 16 bits. */
 typedef struct gd_chains_tables {
-    uint16_t heads[GD_CHAINS][1 << GD_CHAINS_HASH_BITS]; /* of each hash, the
-                                                          * last place */
+    uint16_t heads[GD_CHAINS][1 << GD_CHAINS_MAX_HASH_BITS]; /* of each hash,
+                                                        * the last place */
     uint16_t counts[1 << 16];     /* of zlib's hashes: the places so far */
     uint16_t links[GD_CHAINS][GD_CHAINS_RING]; /* the place before */
     uint16_t rank[GD_CHAINS_RING];
@@ -52,6 +58,7 @@ typedef struct gd_chains {
     int32_t max_distance;
     uint32_t ring_mask;
     unsigned zlib_bits; /* of zlib's hash */
+    unsigned hash_bits; /* of the others */
     gd_chains_tables *tables;
     const uint8_t *plain;
     int32_t size, linked;
