@@ -30,8 +30,8 @@ TESTS = TOP / 'tests' / 'c'
 #: The folders of ``glance_dedup/engine``. A folder may include itself and
 #: those above it.
 ENGINE = (
-    'base', 'deflate', 'format', 'files', 'kv', 'repo', 'read', 'write',
-    'volume', 'maintenance', 'exchange')
+    'base', 'deflate', 'disk', 'format', 'files', 'kv', 'repo', 'read',
+    'write', 'volume', 'maintenance', 'exchange')
 #: The binding to Python includes itself and all of the engine.
 BINDING = 'binding'
 #: The plugin for nbdkit does, too; it does without Python.
