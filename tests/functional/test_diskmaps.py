@@ -92,9 +92,9 @@ def test_qcow2_of_a_server_that_ran(raw, tmp_path):
     qemu_img('convert', '-c', '-O', 'qcow2', raw, path)
     qemu_img('snapshot', '-c', 'before', path)
     qemu_img('bitmap', '--add', path, 'changes')
-    qemu_img('resize', path, '1G')
-    qemu_io(path, 'write -P 3 1M 100k', 'write -P 4 900M 3M',
-            'write -z 2M 1M', 'discard 901M 1M', 'write -P 5 70000 512')
+    qemu_img('resize', path, '99M')
+    qemu_io(path, 'write -P 3 1M 100k', 'write -P 4 90M 3M',
+            'write -z 2M 1M', 'discard 91M 1M', 'write -P 5 70000 512')
     assert kinds(require_same(path, tmp_path)) == {
         diskmaps.UNALLOCATED, diskmaps.ZEROS, diskmaps.PLAIN,
         diskmaps.DEFLATED}
@@ -131,3 +131,36 @@ def test_qcow2_that_needs_more_than_its_file(tmp_path, options, reason):
         check=True, timeout=120, cwd=tmp_path)
     with pytest.raises(diskmaps.RefusedError, match=reason):
         diskmaps.of_file(tmp_path / 'disk')
+
+
+@pytest.mark.parametrize('options', [
+    'subformat=monolithicSparse', 'subformat=streamOptimized',
+    'subformat=monolithicSparse,zeroed_grain=on'])
+def test_vmdk(raw, tmp_path, options):
+    path = tmp_path / 'disk'
+    qemu_img('convert', '-O', 'vmdk', '-o', options, raw, path)
+    found = require_same(path, tmp_path)
+    assert found.format == 'vmdk'
+    assert (diskmaps.ZLIB in kinds(found)) == ('stream' in options)
+
+
+def test_vmdk_of_a_server_that_ran(tmp_path):
+    path = tmp_path / 'disk'
+    qemu_img('create', '-f', 'vmdk', '-o', 'zeroed_grain=on', path, '99M')
+    qemu_io(path, 'write -P 3 1M 100k', 'write -P 4 70M 3M',
+            'write -z 71M 1M', 'write -P 5 70000 512')
+    assert kinds(require_same(path, tmp_path)) == {
+        diskmaps.UNALLOCATED, diskmaps.ZEROS, diskmaps.PLAIN}
+
+
+@pytest.mark.parametrize('subformat', [
+    'monolithicFlat', 'twoGbMaxExtentSparse', 'twoGbMaxExtentFlat'])
+def test_vmdk_of_several_files(tmp_path, subformat):
+    path = tmp_path / 'disk.vmdk'
+    qemu_img('create', '-f', 'vmdk', '-o', f'subformat={subformat}', path,
+             '9M')
+    # The descriptor is a file without a disk.
+    assert diskmaps.of_file(path).format == 'raw'
+    for extent in tmp_path.glob('disk-s*'):
+        with pytest.raises(diskmaps.RefusedError, match='descriptor'):
+            diskmaps.of_file(extent)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/disk/qcow2.h"
+#include "engine/disk/vmdk.h"
 
 enum { HEAD = 512 };
 
@@ -17,6 +18,7 @@ static const struct {
 } formats[] = {
     [GD_DISK_RAW] = {"raw", "", 0, 0, NULL},
     [GD_DISK_QCOW2] = {"qcow2", "QFI\xfb", 0, 4, gd_qcow2_map},
+    [GD_DISK_VMDK] = {"vmdk", "KDMV", 0, 4, gd_vmdk_map},
 };
 
 enum { FORMATS = sizeof formats / sizeof formats[0] };
