@@ -46,8 +46,9 @@ def raw(tmp_path_factory):
 def require_same(path, tmp_path):
     """Compare a file's map with the disk that QEMU reads; return the map."""
     wanted = tmp_path / 'wanted.raw'
-    qemu_img('convert', '-O', 'raw', path, wanted)
     found = diskmaps.of_file(path)
+    # QEMU takes a fixed VHD for a raw disk unless it is told.
+    qemu_img('convert', '-f', found.format, '-O', 'raw', path, wanted)
     disk = wanted.read_bytes()
     assert found.size == len(disk)
     assert found.read(path.read_bytes()) == disk
@@ -164,3 +165,33 @@ def test_vmdk_of_several_files(tmp_path, subformat):
     for extent in tmp_path.glob('disk-s*'):
         with pytest.raises(diskmaps.RefusedError, match='descriptor'):
             diskmaps.of_file(extent)
+
+
+@pytest.mark.parametrize('name, options', [
+    ('vpc', 'subformat=dynamic'), ('vpc', 'subformat=fixed'),
+    ('vpc', 'subformat=dynamic,force_size=on'),
+    ('vhdx', 'subformat=dynamic'), ('vhdx', 'subformat=fixed'),
+    ('vhdx', 'subformat=dynamic,block_size=268435456'),
+    ('vdi', 'static=off'), ('vdi', 'static=on')])
+def test_other_formats(raw, tmp_path, name, options):
+    path = tmp_path / 'disk'
+    qemu_img('convert', '-O', name, '-o', options, raw, path)
+    assert require_same(path, tmp_path).format == name
+
+
+@pytest.mark.parametrize('name', ['vpc', 'vhdx', 'vdi'])
+def test_other_formats_of_a_server_that_ran(tmp_path, name):
+    path = tmp_path / 'disk'
+    qemu_img('create', '-f', name, path, '99M')
+    qemu_io(path, 'write -P 3 1M 100k', 'write -P 4 70M 9M',
+            'write -P 5 70000 512')
+    # A new VHDX has blocks of zeros, the others have none.
+    hole = diskmaps.ZEROS if name == 'vhdx' else diskmaps.UNALLOCATED
+    assert kinds(require_same(path, tmp_path)) == {hole, diskmaps.PLAIN}
+
+
+@pytest.mark.parametrize('name', ['qed', 'parallels', 'raw'])
+def test_formats_that_are_not_mapped(raw, tmp_path, name):
+    path = tmp_path / 'disk'
+    qemu_img('convert', '-O', name, raw, path)
+    assert diskmaps.of_file(path).format == 'raw'

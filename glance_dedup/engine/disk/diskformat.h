@@ -12,6 +12,9 @@ typedef enum gd_disk_format {
     GD_DISK_RAW = 0, /* the file is its disk, or its format is none of these */
     GD_DISK_QCOW2 = 1,
     GD_DISK_VMDK = 2,
+    GD_DISK_VHD = 3,
+    GD_DISK_VHDX = 4,
+    GD_DISK_VDI = 5,
 } gd_disk_format;
 
 /* Gives the whole disk to file->take, piece by piece. *format is set if the

@@ -11,7 +11,7 @@
 
 #include "engine/disk/diskformat.h"
 
-enum { MAP_FILE = 4 << 20, MAP_PIECES = 4096 };
+enum { MAP_FILE = 5 << 20, MAP_PIECES = 4096 };
 
 typedef struct map_fixture {
     uint8_t bytes[MAP_FILE];
