@@ -10,6 +10,7 @@ them is kept after ``-merge=1``; see test_fuzz.py and corpus.py.
 import pathlib
 import random
 import struct
+import subprocess
 import sys
 import tempfile
 from unittest import mock
@@ -304,6 +305,41 @@ def deflate_seeds():
                          rng.randrange(256), rng.randrange(256)]) + plain
 
 
+def disk_seed(content):
+    """Pack the words of a file that are not zeros."""
+    packed = struct.pack('<IB', len(content) // 512, len(content) % 512 // 2)
+    at = 0
+    while at < min(len(content), 4 << 20) and len(packed) < 3800:
+        end = at
+        while content[end:end + 8].strip(b'\0') and end - at < 240:
+            end += 8
+        if end > at:
+            packed += struct.pack('<I', at // 4)[:3] + struct.pack(
+                '<BB', end - at, 0) + content[at:end]
+        at = max(end, at + 8)
+    return packed
+
+
+def disk_seeds():
+    """Return small files that QEMU writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory)
+        (path / 'raw').write_bytes(
+            bytes(70_000) + b'disk' * 25 + bytes(3_000_000) + b'end' * 20
+            + bytes(816))
+        for number, options in enumerate((
+                '-f qcow2', '-f qcow2 -o compat=0.10,cluster_size=512',
+                '-f qcow2 -c', '-f qcow2 -o extended_l2=on',
+                '-f qcow2 -c -o compression_type=zstd,cluster_size=4096',
+                '-f vmdk', '-f vmdk -o zeroed_grain=on',
+                '-f vmdk -o subformat=streamOptimized', '-f vdi', '-f vhdx',
+                '-f vpc', '-f vpc -o subformat=fixed')):
+            options = options.replace('-f ', '-O ').split()
+            subprocess.run(['qemu-img', 'convert', *options, path / 'raw',
+                            path / str(number)], check=True, timeout=60)
+            yield disk_seed((path / str(number)).read_bytes())
+
+
 def fslayout_seeds():
     def disk(sectors, *pieces):
         return sectors.to_bytes(6, 'little') + b''.join(
@@ -370,6 +406,7 @@ def make(directory):
         'fslayout': fslayout_seeds(),
         'chunker': chunker_seeds(),
         'deflate': deflate_seeds(),
+        'disk': disk_seeds(),
         'catalog': fence_and_pairs_seeds(),
         'index': index_seeds(),
         'packedframe': packed_frame_seeds(),
