@@ -36,6 +36,8 @@ ENGINE = (
 BINDING = 'binding'
 #: The plugin for nbdkit does, too; it does without Python.
 NBDKIT = 'nbdkit'
+#: The program without rights knows the formats of disks, and nothing else.
+CONFINED = 'confined'
 #: Folders of ``tests/c`` besides those of the engine.
 TESTS_ALONE = {'support', 'whole', 'nbdkit'}
 
@@ -280,7 +282,7 @@ def place_of(path):
     match path.split('/'):
         case ['engine', folder, _] if folder in ENGINE:
             return folder
-        case ['binding' | 'nbdkit' as folder, _]:
+        case ['binding' | 'nbdkit' | 'confined' as folder, _]:
             return folder
     return None
 
@@ -288,6 +290,8 @@ def place_of(path):
 def may_include(folder):
     if folder in (BINDING, NBDKIT):
         return {folder, *ENGINE}
+    if folder == CONFINED:
+        return {folder, 'base', 'disk'}
     order = list(ENGINE)
     return set(order[:order.index(folder) + 1])
 
@@ -330,7 +334,8 @@ def c_files(top):
 def test_engine():
     files = c_files(PACKAGE)
     assert not (found := complaints(files)), '\n'.join(found)
-    assert {place_of(path) for path in files} == {*ENGINE, BINDING, NBDKIT}
+    assert {place_of(path) for path in files} == {
+        *ENGINE, BINDING, NBDKIT, CONFINED}
 
 
 #: Calls of backends.
