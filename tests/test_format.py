@@ -30,6 +30,9 @@ PLACES = {
     ('Segments', 0): ('segment.HEADER',),
     ('Header page', 0): ('recipe.HEADER', 'recipe.HASH'),
     ('Extent pages', 1): ('recipe.EXTENT',),
+    ('Recipes of images with a disk', 0): ('recipedisk.DISK',),
+    ('Recipes of images with a disk', 1): ('recipedisk.ENCODER',),
+    ('Recipes of images with a disk', 2): ('recipe.DERIVED',),
     ('Fence', 0): ('fencerecord.RECORD',),
     ('The exact index', 0): ('indexhead.HEAD',),
     ('Head of a journal', 0): ('volumehead.HEAD',),
@@ -43,6 +46,9 @@ CHECKER = {
     ('Header page', 0): ondisk.RECIPE_HEADER,
     ('Extent pages', 0): ondisk.PAGE_HEADER,
     ('Extent pages', 1): ondisk.EXTENT_FIELDS,
+    ('Recipes of images with a disk', 0): ondisk.DISK_FIELDS,
+    ('Recipes of images with a disk', 1): ondisk.ENCODER_FIELDS,
+    ('Recipes of images with a disk', 2): ondisk.DERIVED_FIELDS,
     ('Fence', 0): ondisk.FENCE,
     ('The exact index', 0): exact_index.HEAD,
     ('The exact index', 1): exact_index.PACKED_HEAD,
@@ -56,7 +62,8 @@ ALONE = {'filterhead.HEAD'}
 BY_HAND = re.compile(r'magic |major version|minor version|checksum of bytes 0 '
                      r'|flags, 0|how many slots these are|(with|at) which |'
                      r'the (codec|level) (with|of) |place, |layout, '
-                     r'|with a list: |low 32 bits of the checksum ')
+                     r'|with a list: |low 32 bits of the checksum '
+                     r'|encoders 1 to 15, ')
 _HEADING = re.compile(r'^(\S.*)\n([=\-])\2+$', re.MULTILINE)
 _TABLE = re.compile(r'^====== ==== =+\noffset size field.*\n=+ =+ =+\n'
                     r'((?:.+\n)+?)====== ==== =+$', re.MULTILINE)

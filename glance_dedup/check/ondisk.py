@@ -32,11 +32,12 @@ MAJOR = 1                       # of recipes and new block groups
 MINOR = 0
 WITH_LISTS = 2                  # of groups whose segments have lists
 COLD = 3                        # of groups with segments elsewhere
+WITH_DISK = 2                   # of recipes with a table
 FORMAT = 1                      # of repository.json
 # Features of the format, in order; the names of files in features/.
 VOLUMES, LISTED_SEGMENTS, COLD_GROUPS = 'volumes', 'listed-segments', 'cold'
-NODEDUP = 'nodedup'
-FEATURES = (VOLUMES, LISTED_SEGMENTS, COLD_GROUPS, NODEDUP)
+NODEDUP, DISKS = 'nodedup', 'disks'
+FEATURES = (VOLUMES, LISTED_SEGMENTS, COLD_GROUPS, NODEDUP, DISKS)
 # Major versions of block groups, and the feature that each needs.
 GROUP_MAJORS = {MAJOR: None, WITH_LISTS: LISTED_SEGMENTS, COLD: COLD_GROUPS}
 MAX_KEY = 147
@@ -58,6 +59,10 @@ ENTRIES_PER_SECTOR = 9
 EXTENT = 40
 EXTENTS_PER_PAGE = 102
 MAX_EXTENT_BLOCKS = 1024
+MAX_DISK = 1 << 62
+REST_ALIGN = 2 << 20            # where the rest of a file may begin
+MAX_ENCODERS = 15
+MAX_DERIVED_PLAIN, MAX_DERIVED = 2 << 20, 4 << 20
 SEGMENT_HEADER = 32
 LISTED = 1                      # a layout of segments; 0: consecutive slots
 
@@ -69,6 +74,10 @@ SEGMENT_FIELDS = struct.Struct('<4sBBHIIIIQ')
 RECIPE_HEADER = struct.Struct('<8sHHI16s16s16s16sQQQQQQQHHI128s128s')
 PAGE_HEADER = struct.Struct('<II')
 EXTENT_FIELDS = struct.Struct('<QQIIIB3sQ')
+# In the header of a recipe of version 2, and its encoders behind it.
+DISK_FIELDS = struct.Struct('<500xQQQQBBH')
+ENCODER_FIELDS = struct.Struct('<BBBBBBH')
+DERIVED_FIELDS = struct.Struct('<QQQIBBHQ')
 CHECKSUM = struct.Struct('<Q')
 
 LIVE, VOID, FREED, DAMAGED = 1, 2, 3, 4

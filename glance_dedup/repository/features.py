@@ -16,8 +16,9 @@ VOLUMES = 'volumes'
 LISTED_SEGMENTS = 'listed-segments'
 COLD = 'cold'
 NODEDUP = 'nodedup'
+DISKS = 'disks'
 #: All features of this program, as ``engine/files/features.h`` numbers them.
-KNOWN = (VOLUMES, LISTED_SEGMENTS, COLD, NODEDUP)
+KNOWN = (VOLUMES, LISTED_SEGMENTS, COLD, NODEDUP, DISKS)
 
 
 def read(path: str) -> list[str]:

@@ -23,6 +23,7 @@ static const char *const names[GD_FEATURE_COUNT] = {
     [GD_FEATURE_LISTED_SEGMENTS] = "listed-segments",
     [GD_FEATURE_COLD] = "cold",
     [GD_FEATURE_NODEDUP] = "nodedup",
+    [GD_FEATURE_DISKS] = "disks",
 };
 
 gd_status

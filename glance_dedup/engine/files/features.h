@@ -18,9 +18,10 @@ typedef enum gd_feature {
     GD_FEATURE_LISTED_SEGMENTS, /* groups of version 2 */
     GD_FEATURE_COLD,            /* groups of version 3 */
     GD_FEATURE_NODEDUP,         /* entries with the mark nodedup */
+    GD_FEATURE_DISKS,           /* recipes of version 2 */
 } gd_feature;
 
-enum { GD_FEATURE_COUNT = 4 };
+enum { GD_FEATURE_COUNT = 5 };
 
 /* Finds the feature whose file in features/ has this name.  GD_INVALID: no
  * feature of this program has it. */

@@ -403,7 +403,8 @@ gd_spool_file_measure(const gd_spool_file *entry, uint64_t *blocks,
                       err);
     }
     if (s == GD_OK &&
-        (sums.end != header->size || sums.zeros != header->zero_bytes)) {
+        (sums.end != header->disk.plain_size ||
+         sums.zeros != header->zero_bytes)) {
         s = gd_fail(err, GD_CORRUPT, "%s: its extents do not make up the "
                     "image that its header describes", entry->name);
     }

@@ -37,15 +37,25 @@
     F(NUMBER, 24, 4, blocks)                                                  \
     F(NUMBER, 28, 4, kind)                                                    \
     F(NUMBER, 32, 8, digest)
+#define DERIVED_FIELDS(F)                                                     \
+    F(NUMBER, 0, 8, offset)                                                   \
+    F(NUMBER, 8, 8, length)                                                   \
+    F(NUMBER, 16, 8, plain)                                                   \
+    F(NUMBER, 24, 4, plain_length)                                            \
+    F(NUMBER, 28, 1, kind)                                                    \
+    F(NUMBER, 29, 1, encoder)                                                 \
+    F(NUMBER, 30, 2, reserved)                                                \
+    F(NUMBER, 32, 8, digest)
 
 enum {
+    WITH_DISK = 2, /* a major version; without one it is GD_FORMAT_MAJOR */
     EXTENT_SIZE = 40,
     CHECKED = 4088, /* bytes under a page's checksum */
     PAGES_AT_ONCE = 16,
 };
 
 static const gd_sealed layout = {
-    GD_RECIPE_PAGE, "GDRECIPE", GD_FORMAT_MAJOR, "recipe"};
+    GD_RECIPE_PAGE, "GDRECIPE", WITH_DISK, "recipe"};
 
 /* ---- writing ---- */
 
@@ -56,6 +66,8 @@ struct gd_recipe_writer {
     uint64_t seed;
     uint64_t extents, fragments, zero_bytes;
     uint64_t length;
+    uint64_t derived, derived_bytes; /* of the table */
+    uint64_t file; /* bytes of the file that the table describes so far */
     gd_extent open; /* the extent that may still grow; length 0: none */
     gd_address next; /* where a block must lie to continue the last fragment */
     uint64_t pages;  /* extent pages already in the file */
@@ -135,20 +147,33 @@ write_pages(gd_recipe_writer *writer, gd_error *err)
     return s;
 }
 
-/* Puts a finished extent into the buffer. */
-static gd_status
-put_extent(gd_recipe_writer *writer, const gd_extent *extent, gd_error *err)
+/* The place of the next extent in the buffer. */
+static uint8_t *
+place(gd_recipe_writer *writer)
 {
     uint32_t at = writer->in_buffer;
-    encode_extent(extent, writer->buffer +
-                              at / GD_EXTENTS_PER_PAGE * GD_RECIPE_PAGE + 8 +
-                              at % GD_EXTENTS_PER_PAGE * EXTENT_SIZE);
-    writer->extents++;
+    return writer->buffer + at / GD_EXTENTS_PER_PAGE * GD_RECIPE_PAGE + 8 +
+           at % GD_EXTENTS_PER_PAGE * EXTENT_SIZE;
+}
+
+/* Notes that there is an extent in that place. */
+static gd_status
+end_put(gd_recipe_writer *writer, gd_error *err)
+{
     writer->in_buffer++;
     if (writer->in_buffer == PAGES_AT_ONCE * GD_EXTENTS_PER_PAGE) {
         return write_pages(writer, err);
     }
     return GD_OK;
+}
+
+/* Puts a finished extent into the buffer. */
+static gd_status
+put_extent(gd_recipe_writer *writer, const gd_extent *extent, gd_error *err)
+{
+    encode_extent(extent, place(writer));
+    writer->extents++;
+    return end_put(writer, err);
 }
 
 /* Moves the open extent into the buffer. */
@@ -228,6 +253,30 @@ gd_recipe_add_extent(gd_recipe_writer *writer, const gd_extent *extent,
 }
 
 static void
+encode_derived(const gd_extent *value, uint8_t out[EXTENT_SIZE])
+{
+    DERIVED_FIELDS(GD_ENCODE)
+}
+
+gd_status
+gd_recipe_add_derived(gd_recipe_writer *writer, const gd_extent *extent,
+                      gd_error *err)
+{
+    if (writer->derived == 0) { /* the table begins with a page */
+        GD_TRY(close_extent(writer, err));
+        GD_TRY(write_pages(writer, err));
+    }
+    gd_extent derived = *extent;
+    derived.offset = writer->file;
+    derived.kind = GD_EXTENT_DERIVED;
+    encode_derived(&derived, place(writer));
+    writer->derived++;
+    writer->file += derived.length;
+    writer->derived_bytes += derived.encoder != 0 ? derived.length : 0;
+    return end_put(writer, err);
+}
+
+static void
 encode_hash(const gd_content_hash *value, uint8_t out[GD_RECIPE_PAGE])
 {
     HASH_FIELDS(GD_ENCODE)
@@ -237,8 +286,13 @@ static void
 encode_header(const gd_recipe_header *value, uint8_t out[GD_RECIPE_PAGE])
 {
     gd_fields_begin(&layout, out);
+    gd_put16(out + 8, GD_FORMAT_MAJOR);
     HEADER_FIELDS(GD_ENCODE)
     encode_hash(&value->hash, out);
+    if (gd_recipe_has_disk(value)) {
+        gd_put16(out + 8, WITH_DISK);
+        gd_recipe_disk_encode(&value->disk, out);
+    }
     gd_fields_seal(&layout, 0, out);
 }
 
@@ -249,7 +303,10 @@ gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
     GD_TRY(close_extent(writer, err));
     GD_TRY(write_pages(writer, err));
     memcpy(header->repository_id, params->repository_id, GD_ID_SIZE);
-    header->size = writer->length;
+    header->size = gd_recipe_has_disk(header) ? writer->file : writer->length;
+    header->disk.plain_size = writer->length;
+    header->disk.derived = writer->derived;
+    header->disk.derived_bytes = writer->derived_bytes;
     header->zero_bytes = writer->zero_bytes;
     header->extents = writer->extents;
     header->fragments = writer->fragments;
@@ -282,12 +339,18 @@ decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
     bool good = true;
     HEADER_FIELDS(GD_DECODE)
     decode_hash(in, &value->hash);
+    value->disk = (gd_recipe_disk){.plain_size = value->size};
+    if (gd_get16(in + 8) == WITH_DISK) {
+        gd_recipe_disk_decode(in, &value->disk);
+        good = good && gd_recipe_disk_is_valid(&value->disk, value->size);
+    }
     if (memcmp(value->repository_id, params->repository_id, GD_ID_SIZE) != 0) {
         return gd_fail(err, GD_CORRUPT,
                        "%s belongs to another repository (offset 16)", name);
     }
-    if (!good || value->size > INT64_MAX || value->zero_bytes > value->size ||
-        value->extents > value->size ||
+    if (!good || value->size > INT64_MAX ||
+        value->zero_bytes > value->disk.plain_size ||
+        value->extents > value->disk.plain_size ||
         gd_scope_equal(&value->scope, &gd_spares_scope)) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: impossible figures in the header page", name);
@@ -317,7 +380,7 @@ gd_recipe_open(const gd_env *env, int fd, const char *name,
         return gd_fail_errno(err, -rc, "cannot stat %s", name);
     }
     recipe->inode = st.st_ino;
-    uint64_t pages = 1 + gd_recipe_pages(recipe->header.extents);
+    uint64_t pages = 1 + gd_recipe_all_pages(&recipe->header);
     if (pages > UINT32_MAX ||
         (uint64_t)st.st_size != pages * GD_RECIPE_PAGE) {
         return gd_fail(err, GD_CORRUPT,
@@ -343,6 +406,7 @@ static bool
 decode_extent(const uint8_t in[EXTENT_SIZE], uint64_t size, gd_extent *value)
 {
     EXTENT_FIELDS(GD_DECODE)
+    value->encoder = value->reserved = 0;
     if (value->length == 0 || value->offset > size ||
         value->length > size - value->offset) {
         return false;
@@ -356,18 +420,51 @@ decode_extent(const uint8_t in[EXTENT_SIZE], uint64_t size, gd_extent *value)
            value->length >= value->blocks;
 }
 
+bool
+gd_recipe_is_derived(const gd_recipe_header *header, const gd_extent *extent)
+{
+    uint64_t plain_size = header->disk.plain_size, length = extent->length;
+    if (extent->kind != GD_EXTENT_DERIVED || extent->reserved != 0 ||
+        length == 0 || extent->plain > plain_size) {
+        return false;
+    }
+    uint64_t rest = plain_size - extent->plain;
+    if (extent->encoder == 0) {
+        return length <= rest && extent->plain_length == 0 &&
+               extent->digest == 0;
+    }
+    return extent->encoder <= header->disk.encoders &&
+           extent->plain_length >= 1 &&
+           extent->plain_length <= GD_DEFLATE_MAX_PLAIN &&
+           extent->plain_length <= rest && length <= GD_DERIVED_MAX;
+}
+
+static bool
+decode_derived(const uint8_t in[EXTENT_SIZE], const gd_recipe_header *header,
+               gd_extent *value)
+{
+    DERIVED_FIELDS(GD_DECODE)
+    return gd_recipe_is_derived(header, value) &&
+           value->offset <= header->size &&
+           value->length <= header->size - value->offset;
+}
+
 gd_status
 gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
                     gd_recipe_page *page, gd_error *err)
 {
     const gd_recipe_header *header = &recipe->header;
     uint64_t offset = number * GD_RECIPE_PAGE;
+    uint64_t pages = gd_recipe_pages(header->extents);
+    bool derived = number > pages;
     uint8_t raw[GD_RECIPE_PAGE];
     page->number = 0;
     GD_TRY(gd_read_full(recipe->env, recipe->fd, raw, sizeof raw, offset,
                         recipe->name, err));
-    uint64_t before = (number - 1) * GD_EXTENTS_PER_PAGE;
-    uint64_t count = header->extents - before;
+    uint64_t before = (number - 1 - (derived ? pages : 0)) *
+                      GD_EXTENTS_PER_PAGE;
+    uint64_t count =
+        (derived ? header->disk.derived : header->extents) - before;
     if (count > GD_EXTENTS_PER_PAGE) {
         count = GD_EXTENTS_PER_PAGE;
     }
@@ -380,8 +477,10 @@ gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
     }
     for (uint32_t i = 0; i < count; i++) {
         gd_extent *extent = &page->extents[i];
+        const uint8_t *in = raw + 8 + i * EXTENT_SIZE;
         bool follows =
-            decode_extent(raw + 8 + i * EXTENT_SIZE, header->size, extent) &&
+            (derived ? decode_derived(in, header, extent)
+                     : decode_extent(in, header->disk.plain_size, extent)) &&
             (i == 0 || extent->offset == extent[-1].offset + extent[-1].length);
         if (!follows) {
             return gd_fail(err, GD_CORRUPT,
@@ -435,12 +534,13 @@ gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
     return load_next(recipe, offset, false, page, err);
 }
 
+/* Seeks among the pages low to high, which describe `end` bytes. */
 static gd_status
-seek(const gd_recipe *recipe, uint64_t offset, bool fresh,
-     gd_recipe_page *page, uint32_t *index, gd_error *err)
+seek(const gd_recipe *recipe, uint64_t offset, bool fresh, uint64_t low,
+     uint64_t high, uint64_t end, gd_recipe_page *page, uint32_t *index,
+     gd_error *err)
 {
-    uint64_t low = 1, high = gd_recipe_pages(recipe->header.extents);
-    uint64_t start = 0, end = recipe->header.size; /* of pages low to high */
+    uint64_t start = 0;
     for (unsigned tries = 1; low <= high; tries++) {
         /* Mostly the pages have about as many bytes each.  Every fourth time, the
          * middle one keeps the search short if they do not. */
@@ -475,7 +575,9 @@ gd_status
 gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
                uint32_t *index, gd_error *err)
 {
-    return seek(recipe, offset, false, page, index, err);
+    const gd_recipe_header *header = &recipe->header;
+    return seek(recipe, offset, false, 1, gd_recipe_pages(header->extents),
+                header->disk.plain_size, page, index, err);
 }
 
 void
@@ -483,7 +585,7 @@ gd_extent_cursor_open(gd_extent_cursor *cursor, const gd_recipe *recipe,
                       uint64_t offset, uint64_t length)
 {
     cursor->recipe = recipe;
-    cursor->fresh = false;
+    cursor->fresh = cursor->derived = false;
     cursor->offset = offset;
     cursor->end = offset + length;
     cursor->page.number = 0;
@@ -494,9 +596,15 @@ gd_extent_cursor_next(gd_extent_cursor *cursor, gd_extent_part *part,
                       gd_error *err)
 {
     gd_status s = GD_OK;
+    const gd_recipe_header *header = &cursor->recipe->header;
     if (cursor->page.number == 0) {
-        s = seek(cursor->recipe, cursor->offset, cursor->fresh, &cursor->page,
-                 &cursor->at, err);
+        uint64_t pages = gd_recipe_pages(header->extents);
+        bool derived = cursor->derived;
+        s = seek(cursor->recipe, cursor->offset, cursor->fresh,
+                 derived ? pages + 1 : 1,
+                 derived ? gd_recipe_all_pages(header) : pages,
+                 derived ? header->size : header->disk.plain_size,
+                 &cursor->page, &cursor->at, err);
     } else if (cursor->at == cursor->page.count) {
         s = load_next(cursor->recipe, cursor->offset, cursor->fresh,
                       &cursor->page, err);

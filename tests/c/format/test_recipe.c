@@ -481,6 +481,174 @@ with_value(fixture *t, uint64_t page, size_t offset, uint64_t value,
     return s;
 }
 
+/* ---- with a disk ---- */
+
+static const gd_recipe_encoder encoder = {GD_RECIPE_ZLIB, 6, 12, 9, 0, 0, 0};
+
+static void
+add_derived(fixture *t, gd_extent extent)
+{
+    CHECK_INT(gd_recipe_add_derived(t->writer, &extent, &t->x.err), GD_OK);
+}
+
+/* A disk of 8 KiB, whose second half is derived, behind a header of 5 bytes. */
+static void
+write_disk(fixture *t)
+{
+    add_zeros(t, 4096);
+    add_block(t, 5, 17, 1, 4096);
+    add_zeros(t, GD_RECIPE_REST_ALIGN - 8192);
+    add_block(t, 5, 18, 2, 5);
+    add_derived(t, (gd_extent){.length = 5, .plain = GD_RECIPE_REST_ALIGN});
+    add_derived(t, (gd_extent){.length = 300, .plain = 4096,
+                               .plain_length = 4096, .encoder = 1,
+                               .digest = 0x1122334455667788});
+    t->header.disk.size = 8192;
+    t->header.disk.format = 1;
+    t->header.disk.flags = GD_RECIPE_PROVEN;
+    t->header.disk.encoders = 1;
+    t->header.disk.encoder[0] = encoder;
+    finish(t);
+}
+
+TEST_WITH(test_known_bytes_of_a_disk, setup(&t), teardown(&t))
+{
+    static const golden disk[] = {
+        {0, "05002000000000000020000000000000"
+            "02000000000000002c01000000000000"
+            "0101010001060c09"}};
+    static const golden table[] = {
+        {0, "02000000020000000000000000000000"
+            "05000000000000000000200000000000"
+            "0000000002"},
+        {48, "05000000000000002c01000000000000"
+             "001000000000000000100000020100"},
+        {80, "8877665544332211"}};
+    uint8_t raw[3 * GD_RECIPE_PAGE];
+    write_disk(&t);
+    CHECK_INT(t.recipe.header.size, 305);
+    CHECK_INT(t.recipe.header.disk.plain_size, GD_RECIPE_REST_ALIGN + 5);
+    CHECK_INT(scratch_size(&t.x, NAME), sizeof raw);
+    scratch_read(&t.x, NAME, raw, sizeof raw, 0);
+    CHECK_INT(raw[8], 2);
+    CHECK(GOLDEN_MATCHES(raw + 500, 3588, disk));
+    CHECK(GOLDEN_MATCHES(raw + 2 * GD_RECIPE_PAGE, 4088, table));
+    CHECK(memcmp(&t.recipe.header, &t.header, sizeof t.header) == 0);
+}
+
+/* A table of three pages is walked over from any offset. */
+TEST_WITH(test_many_derived_extents, setup(&t), teardown(&t))
+{
+    enum { COUNT = 2 * GD_EXTENTS_PER_PAGE + 10 };
+    add_zeros(&t, GD_RECIPE_REST_ALIGN);
+    for (unsigned i = 0; i < COUNT; i++) {
+        add_derived(&t, (gd_extent){.length = 1 + i, .plain = i});
+    }
+    t.header.disk.size = 512;
+    t.header.disk.format = 5;
+    finish(&t);
+    uint64_t size = COUNT * (COUNT + 1) / 2;
+    CHECK_INT(t.recipe.header.size, size);
+    for (uint64_t from = 0; from < size; from += 1 + size / 50) {
+        gd_extent_cursor cursor;
+        gd_extent_part part;
+        gd_extent_cursor_open(&cursor, &t.recipe, from, size - from);
+        cursor.derived = true;
+        uint64_t at = from;
+        while (cursor.offset < cursor.end &&
+               CHECK_INT(gd_extent_cursor_next(&cursor, &part, &t.x.err),
+                         GD_OK)) {
+            CHECK_INT(part.extent->kind, GD_EXTENT_DERIVED);
+            CHECK_INT(part.extent->length, part.extent->plain + 1);
+            CHECK_INT(part.extent->offset + part.from, at);
+            at += part.length;
+        }
+        CHECK_INT(at, size);
+    }
+}
+
+static gd_status
+with_disk(const gd_recipe_disk *disk)
+{
+    return gd_recipe_disk_is_valid(disk, 305) ? GD_OK : GD_CORRUPT;
+}
+
+TEST(test_bounds_of_a_disk)
+{
+    const gd_recipe_disk good = {.plain_size = GD_RECIPE_REST_ALIGN + 5,
+                                 .size = 8192,
+                                 .derived = 2,
+                                 .derived_bytes = 300,
+                                 .format = 1,
+                                 .flags = GD_RECIPE_PROVEN,
+                                 .encoders = 1,
+                                 .encoder = {encoder}};
+    gd_recipe_disk bad;
+    CHECK_INT(with_disk(&good), GD_OK);
+#define BAD(field, value)                                                     \
+    (bad = good, bad.field = (value), CHECK_INT(with_disk(&bad), GD_CORRUPT))
+    BAD(size, 0);
+    BAD(size, 511);
+    BAD(size, 8191);
+    BAD(size, GD_RECIPE_REST_ALIGN + 512);
+    BAD(size, (UINT64_C(1) << 62) + 512);
+    BAD(size, UINT64_MAX - 511);
+    BAD(plain_size, GD_RECIPE_REST_ALIGN - 1);
+    BAD(plain_size, UINT64_C(1) << 63);
+    BAD(derived, 0);
+    BAD(derived, 306);
+    BAD(derived_bytes, 306);
+    BAD(format, 0);
+    BAD(format, 6);
+    BAD(flags, 2);
+    BAD(encoders, 0); /* and one that is not zeros */
+    BAD(encoders, 2);
+    BAD(encoders, 16);
+    BAD(encoders, UINT16_MAX);
+    BAD(encoder[0].id, 2);
+    BAD(encoder[0].level, 0);
+    BAD(encoder[0].window_bits, 16);
+    BAD(encoder[0].memory_level, 10);
+    BAD(encoder[0].strategy, 5);
+    BAD(encoder[0].header, 2);
+    BAD(encoder[0].reserved, 1);
+#undef BAD
+}
+
+TEST(test_bounds_of_derived_extents)
+{
+    const gd_recipe_header header = {.size = 305,
+                                     .disk = {.plain_size = 1000,
+                                              .encoders = 1}};
+    const gd_extent good = {.length = 300, .plain = 500, .plain_length = 500,
+                            .encoder = 1, .kind = GD_EXTENT_DERIVED,
+                            .digest = 7};
+    const gd_extent copied = {.length = 500, .plain = 500,
+                              .kind = GD_EXTENT_DERIVED};
+    gd_extent bad;
+    CHECK(gd_recipe_is_derived(&header, &good));
+    CHECK(gd_recipe_is_derived(&header, &copied));
+#define BAD(from, field, value)                                               \
+    (bad = from, bad.field = (value),                                         \
+     CHECK(!gd_recipe_is_derived(&header, &bad)))
+    BAD(good, length, 0);
+    BAD(good, length, GD_DERIVED_MAX + 1);
+    BAD(good, plain, 501);
+    BAD(good, plain, UINT64_MAX);
+    BAD(good, plain_length, 0);
+    BAD(good, plain_length, 501);
+    BAD(good, plain_length, GD_DEFLATE_MAX_PLAIN + 1);
+    BAD(good, encoder, 2);
+    BAD(good, kind, GD_EXTENT_BLOCKS_KIND);
+    BAD(good, reserved, 1);
+    BAD(copied, length, 501);
+    BAD(copied, length, UINT64_MAX);
+    BAD(copied, plain, 1001);
+    BAD(copied, plain_length, 1);
+    BAD(copied, digest, 1);
+#undef BAD
+}
+
 TEST(test_bounds_of_the_header)
 {
     static const struct {
@@ -489,7 +657,8 @@ TEST(test_bounds_of_the_header)
         size_t length;
         gd_status wanted;
     } cases[] = {
-        {8, 2, 2, GD_VERSION},
+        {8, 2, 2, GD_CORRUPT},           /* with a disk, but of no size */
+        {8, 3, 2, GD_VERSION},
         {8, 65535, 2, GD_VERSION},
         {10, 7, 2, GD_OK},
         {16, 9, 1, GD_CORRUPT},          /* another repository */

@@ -40,7 +40,7 @@ DATA = maintenance.content(1, 2)
 OTHER = maintenance.content(3, 1)
 GROUP, IMAGE = 'groups/00000001', 'images/image'
 #: The first major version of each that this program cannot read.
-NEWER = {GROUP: 4, IMAGE: 2}
+NEWER = {GROUP: 4, IMAGE: 3}
 # Bytes under the checksum that follows them; a recipe's header is a page.
 CHECKED = {GROUP: 504, IMAGE: 4088}
 
