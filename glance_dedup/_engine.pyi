@@ -56,6 +56,9 @@ class Repository:
         how many; 0 if they were not listed."""
     def begin(self, image_id: str, project: str,
               scope: bytes = bytes(16)) -> 'Transaction': ...
+    def begin_conversion(self, image_id: str) -> 'Transaction':
+        """Begin a recipe of kind M for a stored image; what is appended is its
+        plain bytes, and :meth:`Transaction.finish` replaces the commit."""
     def delete(self, image_id: str,
                upload_id: bytes | None = None) -> None: ...
     def open_image(self, image_id: str,
@@ -125,6 +128,22 @@ class Transaction:
         """As commit; the image is opened before the locks are released."""
     def abort(self) -> None: ...
 
+    # Added for images with a disk:
+    def begin_table(self, disk_size: int, format: int, is_proven: bool,
+                    encoders: bytes) -> None:
+        """End the plain bytes of a conversion. Each encoder has 6 bytes, as
+        in the header."""
+    def add_derived(self, extents: bytes) -> None:
+        """Add extents of the table, in the order of the file; '<QQIIQ' for
+        each: length, offset of the plain bytes, their length, encoder,
+        checksum."""
+    def copy_table(self, image: 'Image') -> None:
+        """Add the table of an image all of whose plain bytes were added."""
+    def finish(self) -> dict[str, Any]:
+        """Make the converted recipe durable, and return its header."""
+    def exchange(self) -> bool:
+        """Give the image the new recipe; False if it has changed."""
+
     # Added for pulling:
     def find(self, fingerprints: bytes, lengths: bytes) -> bytes:
         """Look blocks up by fingerprint (32 bytes each; `lengths`: 32 bits
@@ -169,6 +188,10 @@ class Transaction:
 class Image:
     def header(self) -> dict[str, Any]: ...
     def readinto(self, buffer: Any, offset: int) -> int: ...
+    def readinto_disk(self, buffer: Any, offset: int) -> int:
+        """InvalidParameter unless the image has a proven disk."""
+    def disk(self) -> dict[str, Any] | None:
+        """The header's fields of the image's disk; None if it has none."""
     def read(self, length: int, offset: int) -> bytes: ...
     def is_zeros(self, length: int, offset: int) -> bool:
         """Of a range that lies in the image."""

@@ -325,6 +325,13 @@ extern PyMethodDef gd_py_repository_functions[];  /* repository.c */
 
 extern const gd_py_type gd_py_transaction_type; /* transaction.c */
 PyObject *gd_py_begin(PyObject *repository, PyObject *args);
+PyObject *gd_py_begin_conversion(PyObject *repository, PyObject *args);
+/* Methods of Transaction (conversion.c). */
+PyObject *gd_py_begin_table(PyObject *transaction, PyObject *args);
+PyObject *gd_py_add_derived(PyObject *transaction, PyObject *args);
+PyObject *gd_py_copy_table(PyObject *transaction, PyObject *args);
+PyObject *gd_py_finish_conversion(PyObject *transaction, PyObject *unused);
+PyObject *gd_py_exchange_conversion(PyObject *transaction, PyObject *unused);
 
 extern const gd_py_type gd_py_image_type; /* image.c */
 PyObject *gd_py_open_image(PyObject *repository, PyObject *args);

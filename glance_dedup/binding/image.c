@@ -45,7 +45,9 @@ image_of(PyObject *object)
 }
 
 static PyObject *
-image_readinto(PyObject *object, PyObject *args)
+read_into(PyObject *object, PyObject *args,
+          gd_status (*read)(gd_image *, uint8_t *, size_t, uint64_t, size_t *,
+                            gd_error *))
 {
     Py_buffer view;
     unsigned long long offset;
@@ -56,12 +58,24 @@ image_readinto(PyObject *object, PyObject *args)
         return NULL;
     }
     if (gd_py_call_opened(object, &call)) {
-        gd_status s = gd_image_read(image_of(object), view.buf,
-                                    (size_t)view.len, offset, &done, &call.err);
+        gd_status s = read(image_of(object), view.buf, (size_t)view.len, offset,
+                           &done, &call.err);
         result = gd_py_end_number(&call, s, done);
     }
     PyBuffer_Release(&view);
     return result;
+}
+
+static PyObject *
+image_readinto(PyObject *object, PyObject *args)
+{
+    return read_into(object, args, gd_image_read);
+}
+
+static PyObject *
+image_readinto_disk(PyObject *object, PyObject *args)
+{
+    return read_into(object, args, gd_image_read_disk);
 }
 
 /* read(length, offset): returns fewer bytes than asked for only at the end. */
@@ -250,8 +264,35 @@ image_header(PyObject *object, PyObject *Py_UNUSED(unused))
     return result;
 }
 
+/* disk() -> None, or the header's fields of the image's disk */
+static PyObject *
+image_disk(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    opened_object *self = (opened_object *)object;
+    if (!gd_py_enter_opened(self)) {
+        return NULL;
+    }
+    const gd_recipe_header *header = gd_image_header(self->handle);
+    const gd_recipe_disk *d = &header->disk;
+    PyObject *result =
+        gd_recipe_has_disk(header)
+            ? Py_BuildValue(
+                  "{sKsKsKsKsIsN}", "plain_bytes",
+                  (unsigned long long)d->plain_size, "size",
+                  (unsigned long long)d->size, "derived",
+                  (unsigned long long)d->derived, "derived_bytes",
+                  (unsigned long long)d->derived_bytes, "format",
+                  (unsigned)d->format, "is_proven",
+                  PyBool_FromLong(d->flags & GD_RECIPE_PROVEN))
+            : Py_NewRef(Py_None);
+    gd_py_leave_opened(self);
+    return result;
+}
+
 static PyMethodDef image_methods[] = {
     {"readinto", image_readinto, METH_VARARGS, NULL},
+    {"readinto_disk", image_readinto_disk, METH_VARARGS, NULL},
+    {"disk", image_disk, METH_NOARGS, NULL},
     {"read", image_read, METH_VARARGS, NULL},
     {"is_zeros", image_is_zeros, METH_VARARGS, NULL},
     {"describe", image_describe, METH_VARARGS, NULL},

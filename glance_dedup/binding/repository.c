@@ -447,6 +447,7 @@ repository_scan(PyObject *object, PyObject *args)
 
 static PyMethodDef repository_methods[] = {
     {"begin", gd_py_begin, METH_VARARGS, NULL},
+    {"begin_conversion", gd_py_begin_conversion, METH_VARARGS, NULL},
     {"use_feature", repository_use_feature, METH_VARARGS, NULL},
     {"is_shared", repository_is_shared, METH_NOARGS, NULL},
     {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},

@@ -46,6 +46,26 @@ gd_py_begin(PyObject *object, PyObject *args)
     return gd_py_end_opening(self, s, transaction, &call);
 }
 
+PyObject *
+gd_py_begin_conversion(PyObject *object, PyObject *args)
+{
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
+    const char *image_id;
+    gd_transaction *transaction = NULL;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "s", &image_id)) {
+        return NULL;
+    }
+    opened_object *self = gd_py_begin_opening(object, state->transaction_type,
+                                              &transaction_kind, &call);
+    if (self == NULL) {
+        return NULL;
+    }
+    gd_status s = gd_transaction_begin_conversion(self->owner->repo, image_id,
+                                                  &transaction, &call.err);
+    return gd_py_end_opening(self, s, transaction, &call);
+}
+
 static PyObject *
 transaction_write(PyObject *object, PyObject *data)
 {
@@ -403,6 +423,11 @@ static PyMethodDef transaction_methods[] = {
     {"credit", transaction_credit, METH_VARARGS, NULL},
     {"set_dedup", transaction_set_dedup, METH_VARARGS, NULL},
     {"set_hash", transaction_set_hash, METH_VARARGS, NULL},
+    {"begin_table", gd_py_begin_table, METH_VARARGS, NULL},
+    {"add_derived", gd_py_add_derived, METH_VARARGS, NULL},
+    {"copy_table", gd_py_copy_table, METH_VARARGS, NULL},
+    {"finish", gd_py_finish_conversion, METH_NOARGS, NULL},
+    {"exchange", gd_py_exchange_conversion, METH_NOARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},
     {"commit_open", transaction_commit_open, METH_NOARGS, NULL},
     {"abort", gd_py_opened_close, METH_NOARGS, NULL},

@@ -269,7 +269,7 @@ static gd_status
 require_ranges(const gd_image *image, const gd_range *ranges, size_t count,
                uint64_t *end, gd_error *err)
 {
-    uint64_t size = image->recipe.header.size;
+    uint64_t size = image->recipe.header.disk.plain_size;
     *end = 0;
     for (size_t i = 0; i < count; i++) {
         if (ranges[i].offset < *end || ranges[i].offset > size ||

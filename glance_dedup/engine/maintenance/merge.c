@@ -12,6 +12,7 @@
 #include "engine/format/pairs.h"
 #include "engine/maintenance/recipeexchange.h"
 #include "engine/read/address_reader.h"
+#include "engine/write/disktable.h"
 
 struct gd_merge {
     gd_repo *repo;
@@ -117,11 +118,11 @@ each_extent(gd_merge *merge, visit_extent *visit, gd_error *err)
                  page.extents[page.count - 1].length;
         left -= page.count;
     }
-    if (offset != old->header.size) {
+    if (offset != old->header.disk.plain_size) {
         return gd_fail(err, GD_CORRUPT, "%s: its extents end at %llu; the "
                        "image has %llu bytes", old->name,
                        (unsigned long long)offset,
-                       (unsigned long long)old->header.size);
+                       (unsigned long long)old->header.disk.plain_size);
     }
     return GD_OK;
 }
@@ -420,7 +421,9 @@ open_writing(gd_merge *merge, gd_error *err)
     }
     if (s == GD_OK) {
         s = gd_repo_require_room(
-            repo, gd_recipe_bytes(merge->old.header.extents), err);
+            repo,
+            gd_recipe_bytes(merge->old.header.extents) +
+                gd_recipe_bytes(merge->old.header.disk.derived), err);
     }
     if (s == GD_OK) {
         s = gd_spool_create(repo->env, repo->root, GD_SPOOL_MERGED, &merge->m,
@@ -448,12 +451,28 @@ close_writing(gd_merge *merge)
     merge->entries = merge->new_entries = NULL;
 }
 
+/* F2: the new recipe gets the table as it is. */
+static gd_status
+copy_table(gd_merge *merge, gd_error *err)
+{
+    gd_disk_table table;
+    const gd_recipe *old = &merge->old;
+    if (!gd_recipe_has_disk(&old->header)) {
+        return GD_OK;
+    }
+    GD_TRY(gd_disk_table_begin(&table, merge->writer, &old->header.disk,
+                               old->header.size, err));
+    GD_TRY(gd_disk_table_copy(&table, old, err));
+    return gd_disk_table_require_whole(&table, err);
+}
+
 /* The header keeps its fields of the upload; the transaction id is M's. */
 static gd_status
 finish_recipe(gd_merge *merge, gd_error *err)
 {
     gd_repo *repo = merge->repo;
     gd_recipe_header header = merge->old.header;
+    GD_TRY(copy_table(merge, err));
     memcpy(header.transaction_id, merge->m.id, GD_ID_SIZE);
     GD_TRY(gd_recipe_finish(merge->writer, &repo->params, &header, err));
     GD_TRY(gd_fsync(repo->env, merge->m.fd, merge->m.name, err)); /* N10.2 */

@@ -493,7 +493,8 @@ gd_fetch_ranges(gd_fetch *fetch, const gd_range *ranges,
 {
     gd_status s = GD_CORRUPT;
     bool replaced = false;
-    for (int how = 0; how < WAYS && (s == GD_CORRUPT || s == GD_IO || replaced);
+    for (int how = fetch->fresh ? AFRESH : AS_CACHED;
+         how < WAYS && (s == GD_CORRUPT || s == GD_IO || replaced);
          how++) {
         s = try_ranges(fetch, ranges, count, (way)how, &replaced, err);
     }

@@ -44,6 +44,7 @@ typedef struct gd_fetch {
     gd_plan plan;
     gd_taker taker;
     bool cached; /* take segments from the handle's cache, and put them there */
+    bool fresh; /* nothing from caches, and look files up by name, at once */
 } gd_fetch;
 
 void gd_fetch_open(gd_fetch *fetch, gd_repo *repo, const gd_recipe *recipe,

@@ -7,12 +7,15 @@
 #include <string.h>
 
 #include "engine/files/spool.h"
-#include "engine/read/fetch.h"
 #include "engine/repo/metacache.h"
 
-enum { WINDOW = 4 << 20 }; /* bytes planned at once */
-
 /* ---- opening ---- */
+
+static gd_plain
+plain_of(gd_image *image)
+{
+    return (gd_plain){image->repo, &image->recipe, &image->ahead};
+}
 
 gd_status
 gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
@@ -34,6 +37,7 @@ gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
     image->repo = repo;
     image->recipe.cache = gd_metacache_pages(repo->metacache);
     gd_readahead_open(&image->ahead, repo, &image->recipe);
+    gd_derivers_init(&image->derivers, plain_of(image));
     *out = image;
     return GD_OK;
 }
@@ -43,6 +47,7 @@ gd_image_close(gd_image *image)
 {
     const gd_env *env = image->repo->env;
     gd_readahead_close(&image->ahead);
+    gd_derivers_free(&image->derivers);
     env->close(env, image->recipe.fd);
     env->release(env, image);
 }
@@ -51,6 +56,16 @@ const gd_recipe_header *
 gd_image_header(const gd_image *image)
 {
     return &image->recipe.header;
+}
+
+gd_status
+gd_image_require_no_disk(const gd_image *image, gd_error *err)
+{
+    const gd_recipe_header *header = &image->recipe.header;
+    return gd_recipe_has_disk(header)
+               ? gd_fail(err, GD_INVALID, "image %s is kept as its disk, which "
+                         "cannot be used for this yet", header->image_id)
+               : GD_OK;
 }
 
 uint64_t
@@ -72,8 +87,8 @@ gd_image_is_zeros(gd_image *image, gd_range range, bool *zeros, gd_error *err)
 {
     gd_extent_cursor cursor;
     gd_status s = gd_repo_require_owner(image->repo, err);
+    *zeros = !gd_recipe_has_disk(&image->recipe.header);
     gd_extent_cursor_open(&cursor, &image->recipe, range.offset, range.length);
-    *zeros = true;
     while (s == GD_OK && *zeros && cursor.offset < cursor.end) {
         gd_extent_part part;
         s = gd_extent_cursor_next(&cursor, &part, err);
@@ -84,105 +99,92 @@ gd_image_is_zeros(gd_image *image, gd_range range, bool *zeros, gd_error *err)
 
 /* ---- reading ---- */
 
-/* The destination of a window's bytes. */
-typedef struct window {
-    uint8_t *out;
-    uint64_t offset; /* of out[0], in the image */
-} window;
-
-static void
-take_zeros(void *arg, uint64_t offset, uint64_t length)
+gd_status
+gd_image_read_plain(gd_image *image, uint8_t *out, gd_range range,
+                    gd_error *err)
 {
-    const window *w = arg;
-    memset(w->out + (offset - w->offset), 0, length);
+    const gd_plain plain = plain_of(image);
+    return gd_plain_read(&plain, out, range, false, err);
 }
 
-/* A segment whose blocks follow each other in the image, too, is decoded to its
- * place there.  If it proves damaged, all of the window is read again. */
-static uint8_t *
-place_segment(void *arg, const gd_want *wants, size_t count,
-              uint32_t plain_length)
-{
-    const window *w = arg;
-    uint64_t end = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (wants[i].entry.plain_offset != end || wants[i].from != 0 ||
-            wants[i].length != wants[i].entry.plain_length ||
-            wants[i].offset != wants->offset + end) {
-            return NULL;
-        }
-        end += wants[i].length;
-    }
-    return end == plain_length ? w->out + (wants->offset - w->offset) : NULL;
-}
-
+/* Makes a range of the file from the extents of the table that it touches. */
 static gd_status
-take_block(void *arg, const gd_want *want, const uint8_t *block,
-           GD_UNUSED gd_error *err)
-{
-    const window *w = arg;
-    uint8_t *out = w->out + (want->offset - w->offset);
-    if (out != block + want->from) {
-        memcpy(out, block + want->from, want->length);
-    }
-    return GD_OK;
-}
-
-static gd_status
-take_segment(void *arg, const gd_want *wants, size_t count,
-             GD_UNUSED const gd_segment_header *header,
-             GD_UNUSED const uint8_t *stored, const uint8_t *plain,
+read_derived(gd_image *image, uint8_t *out, gd_range range, bool fresh,
              gd_error *err)
 {
-    for (size_t i = 0; i < count; i++) {
-        (void)take_block(arg, &wants[i], plain + wants[i].entry.plain_offset,
-                         err);
+    gd_extent_cursor cursor;
+    const gd_plain plain = plain_of(image);
+    gd_extent_cursor_open(&cursor, &image->recipe, range.offset, range.length);
+    cursor.derived = true;
+    cursor.fresh = fresh;
+    while (cursor.offset < cursor.end) {
+        gd_extent_part part;
+        GD_TRY(gd_extent_cursor_next(&cursor, &part, err));
+        const gd_extent *extent = part.extent;
+        GD_TRY(extent->encoder == 0
+                   ? gd_plain_read(
+                         &plain, out,
+                         (gd_range){extent->plain + part.from, part.length},
+                         fresh, err)
+                   : gd_derive_extent(&image->derivers, extent,
+                                      (gd_range){part.from, part.length},
+                                      fresh, out, err));
+        out += part.length;
     }
     return GD_OK;
 }
 
-/* Returns how many bytes of a range lie in the image. */
-static uint64_t
-clip(const gd_image *image, uint64_t offset, uint64_t length)
+static gd_status
+read_file(gd_image *image, uint8_t *out, gd_range range, gd_error *err)
 {
-    uint64_t size = image->recipe.header.size;
-    uint64_t rest = offset < size ? size - offset : 0;
-    return length < rest ? length : rest;
+    if (!gd_recipe_has_disk(&image->recipe.header)) {
+        return gd_image_read_plain(image, out, range, err);
+    }
+    gd_status s = read_derived(image, out, range, false, err);
+    return s == GD_CORRUPT || s == GD_IO
+               ? read_derived(image, out, range, true, err)
+               : s;
+}
+
+/* Reads as much of a range as lies in a view of this size. */
+static gd_status
+read_view(gd_image *image, uint8_t *out, gd_range range, uint64_t size,
+          gd_status (*read)(gd_image *, uint8_t *, gd_range, gd_error *),
+          size_t *done, gd_error *err)
+{
+    uint64_t rest = range.offset < size ? size - range.offset : 0;
+    range.length = range.length < rest ? range.length : rest;
+    *done = 0;
+    GD_TRY(gd_repo_require_owner(image->repo, err));
+    if (range.length == 0) {
+        return GD_OK;
+    }
+    /* A process may read for years, and open nothing. */
+    gd_fpcache_drop_removed_in_turn(image->repo->cache);
+    GD_TRY(read(image, out, range, err));
+    *done = (size_t)range.length;
+    atomic_fetch_add(&image->repo->counters.bytes_read, range.length);
+    return GD_OK;
 }
 
 gd_status
 gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
               size_t *done, gd_error *err)
 {
-    window w;
-    gd_fetch fetch;
-    const gd_taker taker = {.arg = &w,
-                            .zeros = take_zeros,
-                            .parallel = true,
-                            .place = place_segment,
-                            .segment = take_segment,
-                            .block = take_block};
+    return read_view(image, out, (gd_range){offset, length},
+                     image->recipe.header.size, read_file, done, err);
+}
+
+gd_status
+gd_image_read_disk(gd_image *image, uint8_t *out, size_t length,
+                   uint64_t offset, size_t *done, gd_error *err)
+{
+    const gd_recipe_disk *disk = &image->recipe.header.disk;
     *done = 0;
-    gd_status s = gd_repo_require_owner(image->repo, err);
-    length = (size_t)clip(image, offset, length);
-    if (s != GD_OK || length == 0) {
-        return s;
+    if ((disk->flags & GD_RECIPE_PROVEN) == 0) { /* F5 */
+        return gd_fail(err, GD_INVALID, "image %s has no disk that is proven",
+                       image->recipe.header.image_id);
     }
-    /* A process may read for years, and open nothing. */
-    gd_fpcache_drop_removed_in_turn(image->repo->cache);
-    gd_fetch_open(&fetch, image->repo, &image->recipe, &taker);
-    fetch.cached = true;
-    while (s == GD_OK && *done < length) {
-        size_t here = length - *done < WINDOW ? length - *done : WINDOW;
-        w = (window){out + *done, offset + *done};
-        gd_readahead_read(&image->ahead, w.offset, here, &fetch.plan.asked,
-                          &fetch.plan.passing);
-        s = gd_fetch_ranges(&fetch, &(gd_range){w.offset, here}, 1, err);
-        *done += here;
-    }
-    gd_fetch_close(&fetch);
-    if (s == GD_OK) {
-        atomic_fetch_add(&image->repo->counters.bytes_read, length);
-    }
-    return s;
+    return read_view(image, out, (gd_range){offset, length}, disk->size,
+                     gd_image_read_plain, done, err);
 }

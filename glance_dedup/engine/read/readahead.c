@@ -107,7 +107,8 @@ ask_recipe(gd_readahead *ahead, uint64_t page)
 {
     const gd_recipe *recipe = ahead->recipe;
     uint64_t at = page * GD_RECIPE_PAGE;
-    uint64_t size = gd_recipe_bytes(recipe->header.extents);
+    uint64_t size =
+        (1 + gd_recipe_pages(recipe->header.extents)) * GD_RECIPE_PAGE;
     if (at < ahead->recipe_start || at >= ahead->recipe_end) {
         uint64_t end = at + RECIPE_ONCE < size ? at + RECIPE_ONCE : size;
         ask(ahead->repo, recipe->fd, recipe->inode, (stretch){at, end});
@@ -421,7 +422,7 @@ static uint64_t
 choose_span(gd_readahead *ahead, uint64_t offset, uint64_t length)
 {
     bool on = ahead->end > 0 && offset >= ahead->start && offset <= ahead->end;
-    bool enough = on && (ahead->end == ahead->recipe->header.size ||
+    bool enough = on && (ahead->end == ahead->recipe->header.disk.plain_size ||
                          offset + length + ahead->span / 2 <= ahead->end);
     if (ahead->busy || enough) {
         return 0;
@@ -474,7 +475,7 @@ gd_readahead_read(gd_readahead *ahead, uint64_t offset, uint64_t length,
     if (most > 0) {
         uint64_t from = ahead->end, to = offset + length;
         bool reading_on = ahead->span > 0;
-        uint64_t until = reading_on ? ahead->recipe->header.size : to;
+        uint64_t until = reading_on ? ahead->recipe->header.disk.plain_size : to;
         ahead->busy = true;
         pthread_mutex_unlock(&ahead->mutex);
         known = !reading_on && length <= SMALL &&

@@ -13,6 +13,9 @@ static gd_status
 require_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
 {
     uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
+    if (plan->base != NULL) {
+        GD_TRY(gd_image_require_no_disk(plan->base, err));
+    }
     GD_TRY(gd_volume_require_size(name, plan->size, err));
     if (!gd_volume_head_part_size_allowed(plan->part_size)) {
         return gd_fail(err, GD_INVALID, "volume %s: %llu is no size of parts",

@@ -47,7 +47,10 @@ roll_back(gd_volume *volume, gd_image *image, uint64_t *stored, gd_error *err)
     head.needed = head.journal;
     head.before = head.before_durable = 0;
     snprintf(head.source, sizeof head.source, "%s", source->image_id);
-    gd_status s = gd_volume_require_size(volume->name, head.size, err);
+    gd_status s = gd_image_require_no_disk(image, err);
+    if (s == GD_OK) {
+        s = gd_volume_require_size(volume->name, head.size, err);
+    }
     if (s != GD_OK) {
         return s;
     }

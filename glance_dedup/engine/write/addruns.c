@@ -33,12 +33,11 @@ static gd_status
 store_pieces(adding *a, pieces *p, gd_error *err)
 {
     gd_address addresses[GD_EXTENT_BLOCKS];
-    size_t done;
     if (p->count == 0) {
         return GD_OK;
     }
-    gd_status s = gd_image_read(a->source, a->buffer, p->bytes, p->offset,
-                                &done, err);
+    gd_status s = gd_image_read_plain(a->source, a->buffer,
+                                      (gd_range){p->offset, p->bytes}, err);
     if (s == GD_OK) {
         gd_dedup own = a->intake->dedup;
         gd_ingest_set_dedup(a->intake,

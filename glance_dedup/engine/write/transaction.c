@@ -13,6 +13,7 @@
 #include "engine/files/spool.h"
 #include "engine/read/image.h"
 #include "engine/write/addruns.h"
+#include "engine/write/disktable.h"
 #include "engine/write/ingest.h"
 
 enum { FIND_LOADS = 16 }; /* stores loaded for a batch of fingerprints */
@@ -23,6 +24,7 @@ typedef struct target {
     gd_spool_writer spool;
     gd_recipe_writer *recipe;
     gd_content_hash hash;
+    gd_disk_table table;
     uint64_t new_bytes, stored_bytes; /* known when it has ended */
     bool linked;
 } target;
@@ -32,6 +34,7 @@ struct gd_transaction {
     char project[GD_PROJECT_MAX + 1];
     gd_scope scope;
     gd_ingest intake;
+    gd_recipe old; /* of a conversion; fd -1: this is an upload */
     target *image; /* the present one: the last of these */
     target **images;
     size_t count, room;
@@ -97,20 +100,45 @@ open_image(gd_transaction *transaction, const char *image_id, gd_error *err)
     image->spool.fd = -1;
     snprintf(image->image_id, sizeof image->image_id, "%s", image_id);
     images[transaction->count++] = transaction->image = image;
-    GD_TRY(gd_spool_create(env, repo->root, GD_SPOOL_STORE, &image->spool,
-                           err));
+    GD_TRY(gd_spool_create(env, repo->root,
+                           transaction->old.fd < 0 ? GD_SPOOL_STORE
+                                                   : GD_SPOOL_MERGED,
+                           &image->spool, err));
     GD_TRY(gd_recipe_writer_open(env, image->spool.fd, image->spool.name,
                                  image->spool.id, &image->recipe, err));
     transaction->intake.recipe = image->recipe;
     return GD_OK;
 }
 
+/* The caller fills in scope, project, and the old recipe. */
+static gd_status
+allocate(gd_repo *repo, gd_transaction **out, gd_error *err)
+{
+    GD_TRY(gd_repo_require_owner(repo, err));
+    gd_fpcache_drop_some_removed(repo->cache);
+    GD_TRY(gd_repo_require_room(repo, gd_recipe_bytes(0), err));
+    *out = gd_calloc(repo->env, 1, sizeof **out, err);
+    if (*out == NULL) {
+        return GD_NOMEM;
+    }
+    (*out)->repo = repo;
+    (*out)->old.fd = -1;
+    return GD_OK;
+}
+
+/* Frees the transaction if it fails. */
 static gd_status
 open_parts(gd_transaction *transaction, const char *image_id, gd_error *err)
 {
-    GD_TRY(gd_ingest_open(&transaction->intake, transaction->repo,
-                          &transaction->scope, err));
-    return open_image(transaction, image_id, err);
+    gd_status s = gd_ingest_open(&transaction->intake, transaction->repo,
+                                 &transaction->scope, err);
+    if (s == GD_OK) {
+        s = open_image(transaction, image_id, err);
+    }
+    if (s != GD_OK) {
+        gd_transaction_end(transaction);
+    }
+    return s;
 }
 
 gd_status
@@ -118,25 +146,36 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
                      const gd_scope *scope, gd_transaction **out,
                      gd_error *err)
 {
+    gd_transaction *transaction;
     GD_TRY(gd_repo_require_owner(repo, err));
     GD_TRY(require_absent(repo, image_id, err));
     GD_TRY(require_project(project, err));
     GD_TRY(require_scope(scope, err));
-    gd_fpcache_drop_some_removed(repo->cache);
-    GD_TRY(gd_repo_require_room(repo, gd_recipe_bytes(0), err));
-    gd_transaction *transaction =
-        gd_calloc(repo->env, 1, sizeof *transaction, err);
-    if (transaction == NULL) {
-        return GD_NOMEM;
-    }
-    transaction->repo = repo;
+    GD_TRY(allocate(repo, &transaction, err));
     transaction->scope = *scope;
     snprintf(transaction->project, sizeof transaction->project, "%s", project);
-    gd_status s = open_parts(transaction, image_id, err);
+    GD_TRY(open_parts(transaction, image_id, err));
+    *out = transaction;
+    return GD_OK;
+}
+
+gd_status
+gd_transaction_begin_conversion(gd_repo *repo, const char *image_id,
+                                gd_transaction **out, gd_error *err)
+{
+    gd_transaction *transaction;
+    GD_TRY(allocate(repo, &transaction, err));
+    const gd_recipe_header *old = &transaction->old.header;
+    gd_status s = gd_spool_open_recipe(repo->env, repo->root, &repo->params,
+                                       image_id, NULL, &transaction->old, err);
     if (s != GD_OK) {
-        gd_transaction_end(transaction);
+        repo->env->release(repo->env, transaction);
         return s;
     }
+    transaction->scope = old->scope;
+    memcpy(transaction->project, old->project, sizeof transaction->project);
+    GD_TRY(open_parts(transaction, image_id, err));
+    transaction->image->hash = old->hash;
     *out = transaction;
     return GD_OK;
 }
@@ -185,6 +224,9 @@ gd_transaction_end(gd_transaction *transaction)
     }
     env->release(env, transaction->images);
     gd_ingest_close(&transaction->intake);
+    if (transaction->old.fd >= 0) {
+        env->close(env, transaction->old.fd);
+    }
     env->release(env, transaction);
 }
 
@@ -202,6 +244,18 @@ require_under_way(const gd_transaction *transaction, gd_error *err)
     return GD_OK;
 }
 
+/* The same, and that plain bytes may be appended. */
+static gd_status
+require_plain(const gd_transaction *transaction, gd_error *err)
+{
+    GD_TRY(require_under_way(transaction, err));
+    return transaction->image->table.recipe == NULL
+               ? GD_OK
+               : gd_fail(err, GD_INVALID, "image %s: its table has begun: there "
+                         "can be no more plain bytes",
+                         transaction->image->image_id);
+}
+
 /* Notes the end of a step after which, if it failed, nothing can be added. */
 static gd_status
 end_step(gd_transaction *transaction, gd_status s)
@@ -214,7 +268,7 @@ gd_status
 gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
                      size_t length, gd_error *err)
 {
-    GD_TRY(require_under_way(transaction, err));
+    GD_TRY(require_plain(transaction, err));
     return end_step(transaction, gd_ingest_take(&transaction->intake, data,
                                                 length, err));
 }
@@ -233,7 +287,7 @@ store_waiting(gd_transaction *transaction, gd_error *err)
 static gd_status
 start_blocks(gd_transaction *transaction, gd_error *err)
 {
-    GD_TRY(require_under_way(transaction, err));
+    GD_TRY(require_plain(transaction, err));
     if (transaction->intake.batch.carried > 0) {
         return gd_fail(err, GD_INVALID,
                        "image %s: what was written last ends within a block, "
@@ -473,7 +527,7 @@ static gd_status
 require_source(const gd_transaction *transaction, const gd_image *source,
                uint64_t from, uint64_t to, gd_error *err)
 {
-    uint64_t size = gd_image_header(source)->size;
+    uint64_t size = gd_image_header(source)->disk.plain_size;
     if (source->repo != transaction->repo) {
         return gd_fail(err, GD_INVALID,
                        "image %s: the image to copy from was opened by another "
@@ -597,17 +651,13 @@ count_image(gd_transaction *transaction)
     transaction->stored_bytes = stored_bytes;
 }
 
-static gd_status
-finish_recipe(gd_transaction *transaction, const target *image,
-              gd_recipe_header *header, gd_error *err)
+/* Fills in what a recipe does not take from the image's old one. */
+static void
+fill_header(const gd_transaction *transaction, const target *image,
+            gd_recipe_header *header)
 {
-    gd_repo *repo = transaction->repo;
-    memset(header, 0, sizeof *header);
-    header->scope = transaction->scope;
     memcpy(header->transaction_id, image->spool.id, GD_ID_SIZE);
-    memcpy(header->upload_id, image->spool.id, GD_ID_SIZE);
-    memcpy(header->image_id, image->image_id, sizeof header->image_id);
-    memcpy(header->project, transaction->project, sizeof header->project);
+    header->disk = image->table.header.disk;
     header->hash = image->hash;
     header->new_bytes = image->new_bytes;
     header->stored_bytes = image->stored_bytes;
@@ -615,6 +665,20 @@ finish_recipe(gd_transaction *transaction, const target *image,
         header->new_bytes += transaction->credited_new;
         header->stored_bytes += transaction->credited_stored;
     }
+}
+
+static gd_status
+finish_recipe(gd_transaction *transaction, const target *image,
+              gd_recipe_header *header, gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    memset(header, 0, sizeof *header);
+    fill_header(transaction, image, header);
+    GD_TRY(gd_disk_table_require_whole(&image->table, err));
+    header->scope = transaction->scope;
+    memcpy(header->upload_id, image->spool.id, GD_ID_SIZE);
+    memcpy(header->image_id, image->image_id, sizeof header->image_id);
+    memcpy(header->project, transaction->project, sizeof header->project);
     header->created = (uint64_t)repo->env->now(repo->env);
     return gd_recipe_finish(image->recipe, &repo->params, header, err);
 }
@@ -709,6 +773,127 @@ gd_transaction_next_image(gd_transaction *transaction, const char *image_id,
     return end_step(transaction, begin_next(transaction, image_id, err));
 }
 
+/* ---- images with a disk ---- */
+
+/* F10: the feature is set before there is such a recipe. */
+static gd_status
+begin_table(gd_transaction *transaction, const gd_recipe_disk *disk,
+            uint64_t size, gd_error *err)
+{
+    target *image = transaction->image;
+    GD_TRY(require_plain(transaction, err));
+    GD_TRY(gd_repo_use_feature(transaction->repo, GD_FEATURE_DISKS, err));
+    gd_status s = gd_ingest_finish(&transaction->intake, err);
+    if (s == GD_OK) {
+        s = gd_disk_table_begin(&image->table, image->recipe, disk, size, err);
+    }
+    return end_step(transaction, s);
+}
+
+gd_status
+gd_transaction_begin_table(gd_transaction *transaction,
+                           const gd_recipe_disk *disk, gd_error *err)
+{
+    return transaction->old.fd >= 0
+               ? begin_table(transaction, disk, transaction->old.header.size,
+                             err)
+               : gd_fail(err, GD_INVALID, "image %s: only a conversion makes a "
+                         "table", transaction->image->image_id);
+}
+
+gd_status
+gd_transaction_add_derived(gd_transaction *transaction,
+                           const gd_extent *extents, size_t count,
+                           gd_error *err)
+{
+    gd_disk_table *table = &transaction->image->table;
+    GD_TRY(require_under_way(transaction, err));
+    if (table->recipe == NULL) {
+        return gd_fail(err, GD_INVALID, "image %s: its table has not begun",
+                       transaction->image->image_id);
+    }
+    GD_TRY(gd_repo_require_room(transaction->repo, gd_recipe_bytes(count),
+                                err));
+    return end_step(transaction,
+                    gd_disk_table_add(table, extents, count, err));
+}
+
+gd_status
+gd_transaction_copy_table(gd_transaction *transaction, const gd_image *source,
+                          gd_error *err)
+{
+    const gd_recipe_header *header = gd_image_header(source);
+    if (!gd_recipe_has_disk(header)) {
+        return GD_OK;
+    }
+    GD_TRY(begin_table(transaction, &header->disk, header->size, err));
+    gd_disk_table *table = &transaction->image->table;
+    gd_status s = gd_repo_require_room(
+        transaction->repo, gd_recipe_bytes(header->disk.derived), err);
+    if (s == GD_OK && table->header.disk.plain_size != header->disk.plain_size) {
+        s = gd_fail(err, GD_INVALID, "image %s: it has not the plain bytes that "
+                    "the table is for", transaction->image->image_id);
+    }
+    if (s == GD_OK) {
+        s = gd_disk_table_copy(table, &source->recipe, err);
+    }
+    return end_step(transaction, s);
+}
+
+/* N10.2.  The header keeps the old one's fields of the upload. */
+static gd_status
+sync_converted(gd_transaction *transaction, gd_recipe_header *header,
+               gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    const target *image = transaction->image;
+    *header = transaction->old.header;
+    fill_header(transaction, image, header);
+    GD_TRY(gd_recipe_finish(image->recipe, &repo->params, header, err));
+    GD_TRY(gd_fsync(repo->env, image->spool.fd, image->spool.name, err));
+    return gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err);
+}
+
+gd_status
+gd_transaction_finish(gd_transaction *transaction, gd_recipe_header *header,
+                      gd_error *err)
+{
+    target *image = transaction->image;
+    GD_TRY(require_under_way(transaction, err));
+    if (transaction->old.fd < 0 || image->table.recipe == NULL) {
+        return gd_fail(err, GD_INVALID, "image %s: this is no conversion, or "
+                       "its table has not begun", image->image_id);
+    }
+    gd_status s = gd_disk_table_require_whole(&image->table, err);
+    if (s == GD_OK) {
+        s = gd_packer_sync(transaction->intake.packer, err); /* N8.1 */
+    }
+    if (s == GD_OK) {
+        count_image(transaction);
+        s = sync_converted(transaction, header, err);
+    }
+    image->linked = transaction->linked = s == GD_OK;
+    return end_step(transaction, s);
+}
+
+const gd_recipe *
+gd_transaction_old(const gd_transaction *transaction)
+{
+    return &transaction->old;
+}
+
+gd_status
+gd_transaction_require_finished(const gd_transaction *transaction,
+                                const gd_spool_writer **spool, gd_error *err)
+{
+    *spool = &transaction->image->spool;
+    return transaction->old.fd >= 0 && transaction->linked
+               ? GD_OK
+               : gd_fail(err, GD_INVALID,
+                         "image %s: no conversion was finished",
+                         transaction->image->image_id);
+}
+
 /* ---- the commit ---- */
 
 gd_status
@@ -716,7 +901,11 @@ gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
                       bool *linked, gd_error *err)
 {
     *linked = transaction->linked;
-    GD_TRY(gd_transaction_write(transaction, NULL, 0, err));
+    GD_TRY(require_under_way(transaction, err));
+    if (transaction->old.fd >= 0) {
+        return gd_fail(err, GD_INVALID, "image %s: a conversion is exchanged",
+                       transaction->image->image_id);
+    }
     gd_status s = store_rest(transaction, err);
     if (s == GD_OK) {
         count_image(transaction);

@@ -19,6 +19,7 @@
 
 typedef struct gd_transaction gd_transaction;
 struct gd_image;
+struct gd_spool_writer;
 
 /* Everything is found and stored in this scope.  GD_EXISTS if the image is
  * already committed; GD_INVALID for an id, project or scope that is not
@@ -84,10 +85,10 @@ gd_status gd_transaction_write_blocks(gd_transaction *transaction,
                                       const uint32_t *lengths,
                                       const gd_address *old, size_t count,
                                       gd_address *addresses, gd_error *err);
-/* Appends the bytes [from, to) of a stored image, as far as possible by the
+/* Appends the plain bytes [from, to) of a stored image, as far as possible by the
  * addresses of its blocks (addruns.h).  *stored is how many bytes had to be
  * read and stored, also after an error.  GD_INVALID, and nothing is appended,
- * for a range that is not within the image, for an image that another handle
+ * for a range that is not within these, for an image that another handle
  * opened, and after a write that ended within a block. */
 gd_status gd_transaction_add_runs(gd_transaction *transaction,
                                   struct gd_image *source, uint64_t from,
@@ -120,6 +121,42 @@ void gd_transaction_credit(gd_transaction *transaction, uint64_t new_bytes,
 gd_status gd_transaction_set_hash(gd_transaction *transaction,
                                   const char *name, const uint8_t *value,
                                   size_t length, gd_error *err);
+
+/* ---- images with a disk (image-disks.rst) ---- */
+
+/* Begins a recipe of kind M for a stored image (N10.1), which keeps id, upload,
+ * project, scope, size and hash.  What is appended is its plain bytes.
+ * gd_transaction_finish takes the place of the commit. */
+gd_status gd_transaction_begin_conversion(gd_repo *repo, const char *image_id,
+                                          gd_transaction **out,
+                                          gd_error *err);
+/* Ends the plain bytes, and begins the table; only calls of the next function,
+ * and the end, may follow.  disk has the disk's size, format, flags and
+ * encoders.  GD_INVALID if that is not possible, or if this is an upload. */
+gd_status gd_transaction_begin_table(gd_transaction *transaction,
+                                     const gd_recipe_disk *disk,
+                                     gd_error *err);
+/* Adds extents of the table, in the order of the file; their offsets are
+ * ignored. */
+gd_status gd_transaction_add_derived(gd_transaction *transaction,
+                                     const gd_extent *extents, size_t count,
+                                     gd_error *err);
+/* For an upload that appended all plain bytes of a stored image: adds the
+ * table, too.  Does nothing if that image has no disk. */
+gd_status gd_transaction_copy_table(gd_transaction *transaction,
+                                    const struct gd_image *source,
+                                    gd_error *err);
+/* Makes the converted recipe durable (N10.2).  From then on its spool file
+ * stays. */
+gd_status gd_transaction_finish(gd_transaction *transaction,
+                                gd_recipe_header *header, gd_error *err);
+/* For the exchange: the image's old recipe, and the new one's spool file.
+ * GD_INVALID unless a conversion was finished. */
+gd_status
+gd_transaction_require_finished(const gd_transaction *transaction,
+                                const struct gd_spool_writer **spool,
+                                gd_error *err);
+const gd_recipe *gd_transaction_old(const gd_transaction *transaction);
 
 /* Ends the present image, and begins another one of the same project and scope.
  * They have their sync points together, and the commit makes both exist, one
