@@ -96,7 +96,8 @@ class _Checker:
             self.open_catalog(stack)
             images, groups, spares = self.list_files()
             recipes = recipe_table.Recipes(
-                self.directories, self.repository_id, self.catalog)
+                self.directories, self.repository_id, self.catalog,
+                self.has_feature)
             stack.callback(recipes.close)
             recipes.read_images(self.directories.known_names(
                 'images', images, ondisk.IMAGE_NAME))

@@ -16,6 +16,16 @@ from glance_dedup.check import ondisk
 KEPT_EXTENT = struct.Struct('<IIIQQ')
 
 
+class Disk(typing.NamedTuple):
+    """The header's fields of version 2."""
+
+    plain_size: int
+    size: int
+    derived: int
+    derived_bytes: int
+    encoders: int
+
+
 class RecipeHeader(typing.NamedTuple):
     """The fields of a recipe's first page, and the size of its file."""
 
@@ -33,6 +43,12 @@ class RecipeHeader(typing.NamedTuple):
     fragments: int
     created: int
     file_size: int
+    disk: 'Disk | None' = None  # None: of version 1
+
+    @property
+    def plain_size(self) -> int:
+        """The bytes of all extents."""
+        return self.size if self.disk is None else self.disk.plain_size
 
     def facts(self, blocks: int | None) -> dict:
         """Return the ledger's entry of a recipe with so many blocks."""
@@ -42,6 +58,32 @@ class RecipeHeader(typing.NamedTuple):
             'zero_bytes': self.zero_bytes, 'new_bytes': self.new_bytes,
             'stored_bytes': self.stored_bytes, 'blocks': blocks,
             'fragments': self.fragments, 'created': self.created}
+
+
+def _require_page(page: int, data: bytes | memoryview, left: int, seed: int
+                  ) -> int:
+    """Verify a page; return how many extents it has.
+
+    :param left: the extents from this page on
+    """
+    base = page * ondisk.PAGE
+    if len(data) < ondisk.PAGE:
+        raise ondisk.Damage(f'ends inside page {page}', base + len(data))
+    if ondisk.xxh3(data[:4088], seed) != ondisk.stored_checksum(data, 4088):
+        raise ondisk.Damage(f'the checksum of page {page} does not agree',
+                            base + 4088)
+    its_page, count = ondisk.PAGE_HEADER.unpack_from(data)
+    if its_page != page % (1 << 32):
+        raise ondisk.Damage(f'page {page} says that it is page {its_page}',
+                            base)
+    if count != min(left, ondisk.EXTENTS_PER_PAGE):
+        raise ondisk.Damage(f'page {page} says that it has {count} extents',
+                            base + 4)
+    end = 8 + ondisk.EXTENT * count
+    if any(data[end:4088]):
+        raise ondisk.Damage(f'page {page} has bytes that should be zeros',
+                            base + end)
+    return count
 
 
 class ExtentReader:
@@ -74,25 +116,8 @@ class ExtentReader:
             one are kept
         """
         base = page * ondisk.PAGE
-        if len(data) < ondisk.PAGE:
-            raise ondisk.Damage(f'ends inside page {page}', base + len(data))
-        if ondisk.xxh3(data[:4088], self.seed) != ondisk.stored_checksum(
-                data, 4088):
-            raise ondisk.Damage(f'the checksum of page {page} does not agree',
-                                base + 4088)
-        its_page, count = ondisk.PAGE_HEADER.unpack_from(data)
-        if its_page != page % (1 << 32):
-            raise ondisk.Damage(f'page {page} says that it is page {its_page}',
-                                base)
-        if count != min(self.left, ondisk.EXTENTS_PER_PAGE):
-            raise ondisk.Damage(
-                f'page {page} says that it has {count} extents',
-                base + 4)
-        end = 8 + ondisk.EXTENT * count
-        if any(data[end:4088]):
-            raise ondisk.Damage(f'page {page} has bytes that should be zeros',
-                                base + end)
-        for at in range(8, end, ondisk.EXTENT):
+        count = _require_page(page, data, self.left, self.seed)
+        for at in range(8, 8 + ondisk.EXTENT * count, ondisk.EXTENT):
             sentence = self._read_extent(
                 *ondisk.EXTENT_FIELDS.unpack_from(data, at))
             if sentence is not None:
@@ -108,7 +133,7 @@ class ExtentReader:
         if offset != self.position:
             return (f'starts at {offset}, where {self.position} would '
                     'follow')
-        if not 1 <= length <= self.header.size - offset:
+        if not 1 <= length <= self.header.plain_size - offset:
             return f'has {length} bytes'
         if any(reserved):
             return 'has reserved bytes that should be zeros'
@@ -140,12 +165,113 @@ class ExtentReader:
         :raises Damage: if their sum is not the recipe's
         """
         header = self.header
-        if self.position != header.size:
+        if self.position != header.plain_size:
             raise ondisk.Damage(f'its extents have {self.position} bytes '
-                                f'instead of {header.size}', 80)
+                                f'instead of {header.plain_size}',
+                                80 if header.disk is None else 500)
         if self.zeros != header.zero_bytes:
             raise ondisk.Damage(f'its zero extents have {self.zeros} bytes '
                                 f'instead of {header.zero_bytes}', 88)
+
+
+class TableReader:
+    """Reads the pages of a recipe's table, in order (F1, F7).
+
+    :param disk: the header's, which is not None
+    """
+
+    def __init__(self, header: RecipeHeader, disk: Disk) -> None:
+        self._header = header
+        self._disk = disk
+        self._left = disk.derived
+        self._number = 0
+        self._position = 0
+        self._derived_bytes = 0
+        self._seed = int.from_bytes(header.transaction[:8], 'little')
+
+    def read_page(self, page: int, data: bytes | memoryview) -> None:
+        """Read the next page.
+
+        :raises Damage: if it does not verify
+        """
+        count = _require_page(page, data, self._left, self._seed)
+        for at in range(8, 8 + ondisk.EXTENT * count, ondisk.EXTENT):
+            sentence = self._read_extent(
+                *ondisk.DERIVED_FIELDS.unpack_from(data, at))
+            if sentence is not None:
+                raise ondisk.Damage(
+                    f'derived extent {self._number} {sentence}',
+                    page * ondisk.PAGE + at)
+            self._number += 1
+        self._left -= count
+
+    def _read_extent(self, offset: int, length: int, plain: int,
+                     plain_length: int, kind: int, encoder: int,
+                     reserved: int, checksum: int) -> str | None:
+        if offset != self._position:
+            return (f'starts at {offset}, where {self._position} would '
+                    'follow')
+        if not 1 <= length <= self._header.size - offset:
+            return f'has {length} bytes'
+        if kind != 2 or reserved:
+            return f'has the unknown kind {kind}, or reserved bytes'
+        if encoder > self._disk.encoders:
+            return f'names encoder {encoder}'
+        if encoder == 0 and (plain_length or checksum):
+            return 'is copied, and has fields of an encoder'
+        if encoder and not (1 <= plain_length <= ondisk.MAX_DERIVED_PLAIN
+                            and length <= ondisk.MAX_DERIVED):
+            return f'makes {length} bytes of {plain_length}'
+        if plain + (plain_length or length) > self._disk.plain_size:
+            return f'names plain bytes at {plain}, behind their end'
+        self._position += length
+        self._derived_bytes += length if encoder else 0
+        return None
+
+    def finish(self) -> None:
+        """Compare the table with the header, once all pages were read.
+
+        :raises Damage: if it is not that of the whole file
+        """
+        if self._position != self._header.size:
+            raise ondisk.Damage(f'its table has {self._position} bytes '
+                                f'instead of {self._header.size}', 80)
+        if self._derived_bytes != self._disk.derived_bytes:
+            raise ondisk.Damage(
+                f'its table derives {self._derived_bytes} bytes instead of '
+                f'{self._disk.derived_bytes}', 524)
+
+
+def _is_encoder(kind: int, level: int, window: int, memory: int,
+                strategy: int, header: int, reserved: int) -> bool:
+    return (kind == 1 and 1 <= level <= 9 and 9 <= window <= 15
+            and 1 <= memory <= 9 and strategy <= 4 and header <= 1
+            and reserved == 0)
+
+
+def _parse_disk(data: bytes, size: int) -> Disk:
+    """The fields of version 2 in a header page, of a file of `size` bytes."""
+    (plain_size, disk_size, derived, derived_bytes, number, flags,
+     encoders) = ondisk.DISK_FIELDS.unpack_from(data)
+    if disk_size % 512 or not 512 <= disk_size <= ondisk.MAX_DISK:
+        raise ondisk.Damage(f'has a disk of {disk_size} bytes', 508)
+    if not (-(-disk_size // ondisk.REST_ALIGN) * ondisk.REST_ALIGN
+            <= plain_size < 1 << 63):
+        raise ondisk.Damage(f'has {plain_size} plain bytes', 500)
+    if not 1 <= derived <= size:
+        raise ondisk.Damage(f'has {derived} derived extents', 516)
+    if not 1 <= number <= 5:
+        raise ondisk.Damage(f'has the unknown format {number}', 532)
+    if flags > 1:
+        raise ondisk.Damage(f'has unknown flags of its disk: {flags:#x}', 533)
+    if encoders > ondisk.MAX_ENCODERS:
+        raise ondisk.Damage(f'has {encoders} encoders', 534)
+    for index in range(ondisk.MAX_ENCODERS):
+        at = 536 + index * ondisk.ENCODER_FIELDS.size
+        fields = ondisk.ENCODER_FIELDS.unpack_from(data, at)
+        if not _is_encoder(*fields) if index < encoders else any(fields):
+            raise ondisk.Damage(f'has no possible encoder {index + 1}', at)
+    return Disk(plain_size, disk_size, derived, derived_bytes, encoders)
 
 
 def parse_header(data: bytes, size: int, repository_id: bytes | None
@@ -167,9 +293,9 @@ def parse_header(data: bytes, size: int, repository_id: bytes | None
         raise ondisk.Damage('does not start with the magic of a recipe', 0)
     if ondisk.xxh3(data[:4088]) != ondisk.stored_checksum(data, 4088):
         raise ondisk.Damage('the checksum of its header does not agree', 4088)
-    if major != ondisk.MAJOR:
+    if major not in (ondisk.MAJOR, ondisk.WITH_DISK):
         raise ondisk.Damage(f'has format {major}.{minor}; this program reads '
-                            f'{ondisk.MAJOR}.x', 8)
+                            f'{ondisk.MAJOR}.x and {ondisk.WITH_DISK}.x', 8)
     if flags and minor <= ondisk.MINOR:
         raise ondisk.Damage(f'has unknown flags: {flags:#x}', 12)
     if repository_id not in (None, its_repository_id):
@@ -183,15 +309,18 @@ def parse_header(data: bytes, size: int, repository_id: bytes | None
         raise ondisk.Damage("has not a project's name", 272)
     if scope == ondisk.SPARE_SCOPE:
         raise ondisk.Damage('is of the scope of spare copies', 32)
-    pages = -(-extents // ondisk.EXTENTS_PER_PAGE)
+    disk = _parse_disk(data, image_size) if (
+        major == ondisk.WITH_DISK) else None
+    derived = 0 if disk is None else disk.derived
+    pages = sum(-(-number // ondisk.EXTENTS_PER_PAGE)
+                for number in (extents, derived))
     if size != ondisk.PAGE * (1 + pages):
         raise ondisk.Damage(f'has {size} bytes instead of the '
-                            f'{ondisk.PAGE * (1 + pages)} of {extents} '
-                            'extents',
-                            112)
+                            f'{ondisk.PAGE * (1 + pages)} of '
+                            f'{extents + derived} extents', 112)
     return RecipeHeader(
         name, project[:project_length].decode('utf-8', 'replace'), scope,
         scope in (ondisk.GLOBAL_SCOPE,
                   ondisk.scope_of(project[:project_length])),
         transaction, upload, image_size, zero_bytes, new_bytes, stored_bytes,
-        extents, fragments, created, size)
+        extents, fragments, created, size, disk)

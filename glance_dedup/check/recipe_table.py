@@ -6,6 +6,7 @@ An *owner* is a recipe whose extents are kept until the turn of the groups
 that they name. It is *stale* once its name leads to another file, or to none.
 """
 
+from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -93,13 +94,16 @@ class Recipes:
     """Reads recipes and remembers their extents, in bounded memory.
 
     :param repository_id: the id of all recipes; None if it is not known
+    :param has_feature: whether the repository uses a feature
     :ivar catalog: its rows on each recipe are judged; None: nothing is
     """
 
     def __init__(self, directories: repo_directories.Directories,
                  repository_id: bytes | None,
-                 catalog: catalog_check.Catalog | None) -> None:
+                 catalog: catalog_check.Catalog | None,
+                 has_feature: Callable[[str], bool]) -> None:
         self.catalog = catalog
+        self._has_feature = has_feature
         self._directories = directories
         self._findings = directories.findings
         self._repository_id = repository_id
@@ -224,6 +228,8 @@ class Recipes:
             self._keep_extents(owner, page, extents)
         reader.finish()
         owner.blocks = reader.blocks
+        if header.disk is not None:
+            self._read_table(f, header, header.disk, pages)
         if reader.fragments != header.fragments:
             # For people only: nothing depends on it.
             self._findings.find(
@@ -231,6 +237,22 @@ class Recipes:
                 f'instead of {header.fragments}')
         self._findings.advance((pages % PAGES_AT_ONCE + 1) * ondisk.PAGE,
                                f.file)
+
+    def _read_table(self, f: files.File, header: recipe_reader.RecipeHeader,
+                    disk: recipe_reader.Disk, pages: int) -> None:
+        """Read the table behind so many pages of extents."""
+        if not self._has_feature(ondisk.DISKS):
+            self._findings.find(
+                ondisk.DAMAGE, f.file, 8, f'has format {ondisk.WITH_DISK}.x, '
+                f'but features/{ondisk.DISKS} is missing: make that file '
+                'again')
+        table = recipe_reader.TableReader(header, disk)
+        more = -(-disk.derived // ondisk.EXTENTS_PER_PAGE)
+        for page in range(pages + 1, pages + more + 1):
+            table.read_page(
+                page, f.read_ahead(page * ondisk.PAGE, ondisk.PAGE))
+        table.finish()
+        self._findings.advance(more * ondisk.PAGE, f.file)
 
     # Keeping
 
