@@ -27,7 +27,10 @@ SUFFIXES = {'.py', '.pyi', '.c', '.h', '.rst', '.pml'}
 #: The page that states the rules of a letter, and the last of them.
 STATED = {'I': ('design', 14), 'N': ('protocol', 15), 'R': ('replication', 5),
           'V': ('volumes', 11), 'B': ('batch', 7), 'M': ('daemon', 5),
-          'U': ('cache', 4), 'L': ('cache', 8)}
+          'U': ('cache', 4), 'L': ('cache', 8), 'F': ('image-disks', 12)}
+
+#: Rules for code that is yet to be written, so no test can cite them.
+NOT_BUILT = {f'F{n}' for n in (3, 4, 6, 7, 8, 9, 11, 12)}
 
 _LETTERS = ''.join(STATED)
 _DEFINED = re.compile(rf'^([{_LETTERS}]\d{{1,2}}(?:\.\d)?)(?: \(.*\))?$', re.M)
@@ -106,8 +109,8 @@ def test_what_is_defined_is_cited_by_a_test():
     cited = set()
     for path in files('tests'):
         cited.update(citations(path.read_text()))
-    untested = sorted(defined().keys() - cited)
-    assert not untested, f'no test cites {", ".join(untested)}'
+    untested = defined().keys() - cited
+    assert untested == NOT_BUILT, sorted(untested ^ NOT_BUILT)
 
 
 def test_rules_are_numbered_without_gaps():

@@ -362,12 +362,14 @@ class Reads:
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A recipe's description."""
         try:
+            page = 0
+            data = await self._run(image.describe, page)    # or it refuses
             yield wire.RecipeHeader.of(
                 image.stat, self._repository.parameters).pack()
-            page = 0
-            while data := await self._run(image.describe, page):
+            while data:
                 yield data
                 page += 1
+                data = await self._run(image.describe, page)
         finally:
             await self._finish(image, ())
 

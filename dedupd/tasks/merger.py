@@ -168,16 +168,17 @@ def merge_image(maintainer: maintainer_role.Maintainer, image_id: str,
             maintainer.engine, image_id, mapping)) as merge:    # N10.1, N10.2
         if not merge.replaced:
             return Merged(0, False, merge.collisions)
-        _count(maintainer, pace, merge)                         # N10.3
+        count(maintainer, pace, merge.header()['transaction_id'])   # N10.3
         return Merged(merge.replaced, merge.exchange(),         # N10.4 to 7
                       merge.collisions)
 
 
-def _count(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
-           merge: _engine.Merge) -> None:
+def count(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
+          transaction_id: bytes) -> None:
     """Count the whole new recipe, in as many steps as it takes (N10.3).
 
-    If this ends between two steps, the accounting goes back.
+    It is in the spool, under the kind M. If this ends between two steps, the
+    accounting goes back.
     """
     batch = maintainer.catalog.batch()
 
@@ -185,9 +186,8 @@ def _count(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
         maintainer.settle(batch)
         batch.clear()
         pace.check()
-    txid = merge.header()['transaction_id']
-    with contextlib.closing(
-            maintainer.engine.open_entry(f'M-{txid.hex()}')) as recipe:
+    with contextlib.closing(maintainer.engine.open_entry(
+            f'M-{transaction_id.hex()}')) as recipe:
         try:
             maintainer.count(batch, recipe, write)
         except recipes.RecipeError as e:

@@ -136,6 +136,9 @@ def write_all(fd: int, data: Any, offset: int) -> None:
 
 def filled_ranges(image: 'openimages.Image') -> Iterator[tuple[int, int]]:
     """The ranges of an image between its long runs of zeros."""
+    if image.disk is not None:      # its extents are not of the file
+        yield 0, image.size
+        return
     start = end = 0
     for extent in image.extents():
         if extent.kind == 'zeros' and extent.length >= _HOLE:

@@ -290,8 +290,9 @@ class _Restoring:
         # Before the first group (N15.1).
         for feature in (features.LISTED_SEGMENTS, features.COLD):
             self._handle.use_feature(feature)
-        if features.NODEDUP in manifest.head.features:
-            self._handle.use_feature(features.NODEDUP)
+        for feature in (features.NODEDUP, features.DISKS):
+            if feature in manifest.head.features:
+                self._handle.use_feature(feature)
         self._engine = _engine.Maintenance(self._handle)
         head = manifest.head
         self.result = Result(parameters.repository_id, new, head.owner,

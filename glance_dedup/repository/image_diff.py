@@ -214,7 +214,8 @@ class Comparison(closing.Closing):
     :param before: the id of the first image
     :param after: the id of the second one
     :raises ImageNotFound, DamagedError: as :meth:`Repository.open_image`
-    :raises InvalidParameter: they have different sizes or scopes
+    :raises InvalidParameter: they have different sizes or scopes, or one is
+        kept as its disk
     """
 
     def __init__(self, repository: image_repository.Repository, before: str,
@@ -233,6 +234,8 @@ class Comparison(closing.Closing):
             raise
 
     def _require_alike(self, before: str, after: str) -> None:
+        for image in (self._before, self._after):
+            image.require_no_disk()
         if self._before.size != self._after.size:
             raise exceptions.InvalidParameter(
                 f'image {before} has {self._before.size} bytes, and image '

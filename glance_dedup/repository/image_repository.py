@@ -39,6 +39,7 @@ from glance_dedup.base import signingkeys
 from glance_dedup.base import trialrecord
 from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
+from glance_dedup.repository import conversion
 from glance_dedup.repository import features
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
@@ -361,6 +362,18 @@ class Repository(closing.Closing):
         return openimages.Transaction(
             image_id, handle.begin(image_id, project, scope_id), self, dedup)
 
+    def begin_conversion(self, image_id: str) -> conversion.Conversion:
+        """Start to give a stored image a recipe of plain bytes and a table.
+
+        :raises ImageNotFound, DamagedError, NoSpaceError: as their names say
+        :raises InvalidParameter: it is no image, but a volume's recipe
+        """
+        self.require_image(image_id)
+        handle = self.handle()
+        self.filter.complete(handle)
+        return conversion.Conversion(
+            image_id, handle.begin_conversion(image_id), self)
+
     def put(self, image_id: str, source: str | os.PathLike | inputs.Readable,
             size: int | None = None, project: str = '',
             progress: Callable[[int], None] | None = None,
@@ -428,7 +441,7 @@ class Repository(closing.Closing):
         """
         progress = progress or (lambda done: None)
         stat = source.stat
-        ends: Iterable[int] = [source.size]
+        ends: Iterable[int] = [source.plain_size]
         if scopes.choose(scope, project).hex() != stat.scope:
             # Storing takes long enough to report progress. To list the
             # extents for that takes 2 % of the time, but of a copy in the
@@ -441,6 +454,7 @@ class Repository(closing.Closing):
                 transaction.add_runs(source, start, end)
                 progress(end)
                 start = end
+            transaction.copy_table(source)
             if stat.hash_name:
                 transaction.set_hash(stat.hash_name,
                                      bytes.fromhex(stat.hash_value))

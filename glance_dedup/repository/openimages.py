@@ -55,6 +55,22 @@ class ImageStat:
 
 
 @dataclasses.dataclass(frozen=True)
+class DiskStat:
+    """The facts in a recipe about an image's disk. Sizes are in bytes."""
+
+    size: int
+    plain_bytes: int
+    """The disk, zeros behind it, and the rest of the file."""
+    derived: int
+    """Extents of the table."""
+    derived_bytes: int
+    """Bytes of the file that are made by an encoder."""
+    format: int
+    is_proven: bool
+    """Only then can the disk be read (F5)."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Extent:
     """A run of zeros, or of blocks with consecutive addresses."""
 
@@ -175,7 +191,9 @@ class Transaction:
         return self._engine.write_blocks(data, lengths)
 
     def add_runs(self, image: 'Image', start: int, end: int) -> int:
-        """Append the bytes [start, end) of a stored image, by address.
+        """Append the plain bytes [start, end) of a stored image, by address.
+
+        Without a disk, these are the image's bytes.
 
         The blocks are shared, not copied. Only what cannot be shared is read
         and stored again: the parts of blocks at both ends, blocks of another
@@ -185,7 +203,7 @@ class Transaction:
             closed, and deleted, before the commit.
         :returns: the bytes that were read and stored again
         :raises InvalidParameter: if the last ``write`` ended within a block,
-            or the range is not within the image. Nothing is appended then.
+            or the range is not within these. Nothing is appended then.
         :raises DamagedError: the source's recipe or entries are damaged; only
             :meth:`abort` is possible
         :raises NoSpaceError, StorageError: only :meth:`abort` is possible
@@ -194,6 +212,18 @@ class Transaction:
             repo_parameters.require_range(name, offset, 0, (1 << 63) - 1)
         with image.reading():
             return self._engine.add_runs(image._engine, start, end)
+
+    def copy_table(self, image: 'Image') -> None:
+        """Append the table of a stored image, behind all its plain bytes.
+
+        It has no effect if the image has no disk.
+
+        :raises InvalidParameter: not all plain bytes of that image were
+            appended, or others; only :meth:`abort` is possible
+        :raises DamagedError: the source's recipe is damaged; likewise
+        """
+        with image.reading():
+            self._engine.copy_table(image._engine)
 
     def add_zeros(self, length: int) -> None:
         """Append `length` bytes of zeros.
@@ -299,6 +329,8 @@ class Image(closing.Closing):
     """An image open for reading. It keeps its blocks until it is closed.
 
     :ivar size: bytes of the whole image, zeros included
+    :ivar disk: facts about its disk; None: it is kept as it was uploaded
+    :ivar plain_size: bytes that its extents have
     """
 
     def __init__(self, engine: _engine.Image,
@@ -307,6 +339,9 @@ class Image(closing.Closing):
         self._repository = repository  # as in Transaction
         self.stat = image_stat(engine.header())
         self.size = self.stat.size
+        disk = engine.disk()
+        self.disk = None if disk is None else DiskStat(**disk)
+        self.plain_size = self.disk.plain_bytes if self.disk else self.size
 
     def readinto(self, buffer: Any, offset: int = 0) -> int:
         """Fill a writable buffer from `offset`; returns the bytes read.
@@ -335,6 +370,24 @@ class Image(closing.Closing):
             return self._engine.read(size if length < 0 else min(length, size),
                                      min(offset, size))
 
+    def read_disk(self, length: int, offset: int = 0) -> bytes:
+        """At most `length` bytes of the image's disk from `offset`.
+
+        They are fewer only at the disk's end. For the rest as
+        :meth:`readinto`.
+
+        :raises InvalidParameter: the image has no disk that is proven
+        """
+        if self.disk is None or min(length, offset) < 0:
+            raise exceptions.InvalidParameter(
+                f'image {self.stat.image_id} has no disk, or {length} or '
+                f'{offset} is negative')
+        offset = min(offset, self.disk.size)
+        buffer = bytearray(min(length, self.disk.size - offset))
+        with self.reading():
+            done = self._engine.readinto_disk(buffer, offset)
+        return bytes(buffer[:done])
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Report damage that is found within, and name the image."""
@@ -360,6 +413,8 @@ class Image(closing.Closing):
     def is_zeros(self, length: int, offset: int) -> bool:
         """Return whether a range, clipped to the image, is known to be zeros.
 
+        None is of an image with a disk.
+
         No block is read for that: blocks of zeros are not stored, except parts
         of them at the ends of other blocks.
         """
@@ -381,7 +436,7 @@ class Image(closing.Closing):
             yield data
 
     def extents(self, offset: int = 0) -> Iterator[Extent]:
-        """The image's extents, in order, from the one at `offset` on."""
+        """The extents of the plain bytes, from the one at `offset` on."""
         for _, extents in self.pages(offset):
             for extent in extents:
                 if extent.offset + extent.length > offset:
@@ -410,9 +465,11 @@ class Image(closing.Closing):
         :param page: its number, from 0
         :returns: extents in the wire format, without its header; ``b''``
             behind the last page
+        :raises InvalidParameter: the image is kept as its disk
         :raises DamagedError: the entries have changed since the image's commit
         """
         repo_parameters.require_range('page', page, 0, (1 << 63) - 1)
+        self.require_no_disk()
         return self._engine.describe(page)
 
     def frames(self, ranges: list[tuple[int, int]]
@@ -428,13 +485,14 @@ class Image(closing.Closing):
             one, with at most 2 MiB of blocks; zeros are left out. And the
             offset from which the next call has to go on: if this call took
             everything, the last range's end
-        :raises InvalidParameter: for other ranges
+        :raises InvalidParameter: for other ranges, and as :meth:`describe`
         :raises DamagedError: a block does not verify, and has no spare copy
         :raises UnavailableError: as :meth:`readinto`
         """
         for offset, length in ranges:
             repo_parameters.require_range('offset', offset, 0, (1 << 63) - 1)
             repo_parameters.require_range('length', length, 0, (1 << 63) - 1)
+        self.require_no_disk()
         try:
             return self._engine.frames(list(ranges))
         except exceptions.DamagedError as e:
@@ -442,6 +500,16 @@ class Image(closing.Closing):
             raise
         except exceptions.UnavailableError as e:
             raise self._unavailable(e) from e
+
+    def require_no_disk(self) -> None:
+        """Refuse a use that takes plain bytes for those of the file.
+
+        :raises InvalidParameter: the image is kept as its disk
+        """
+        if self.disk is not None:
+            raise exceptions.InvalidParameter(
+                f'image {self.stat.image_id} is kept as its disk: its blocks '
+                'cannot be sent or compared yet')
 
     def close(self) -> None:
         """Close the image. Idempotent."""

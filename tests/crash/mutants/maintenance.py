@@ -103,13 +103,14 @@ MUTANTS = (
     Mutant(
         'exchange-before-the-counts', 'N10.3', (
             Edit('dedupd/tasks/merger.py',
-                 '        _count(maintainer, pace, merge)'
-                 '                         # N10.3\n'
+                 "        count(maintainer, pace, merge.header()"
+                 "['transaction_id'])   # N10.3\n"
                  '        return Merged(merge.replaced, merge.exchange(),'
                  '         # N10.4 to 7\n'
                  '                      merge.collisions)\n',
                  '        done = merge.exchange()\n'
-                 '        _count(maintainer, pace, merge)\n'
+                 "        count(maintainer, pace, merge.header()"
+                 "['transaction_id'])\n"
                  '        return Merged(merge.replaced, done, '
                  'merge.collisions)\n'),),
         tests=('tests/unit/dedupd/tasks/test_merger.py::'

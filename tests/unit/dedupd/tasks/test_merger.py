@@ -606,7 +606,8 @@ def merge_in_steps(maintainer, image_id, other, between):
         if not merged.replaced:
             return None
         between('before N10.3')
-        merger._count(maintainer, pacing.Pace(), merged)
+        merger.count(maintainer, pacing.Pace(),
+                     merged.header()['transaction_id'])
         between('before N10.4')
         exchanged = merged.exchange()
         between('after N10.7')
