@@ -14,8 +14,9 @@ them.
 
 Each is a packed repository, and a JSON file with the expected results:
 ``images`` (size, SHA-256, project and scope of each; null for a damaged one),
-``volumes`` (the same, for each that is ready), ``features`` and ``check`` (the
-findings of a check before any change).
+``volumes`` (the same, for each that is ready), ``disks`` (SHA-256 of the disk
+of each image that has a proven one), ``features`` and ``check`` (the findings
+of a check before any change).
 """
 
 import contextlib
@@ -43,6 +44,7 @@ from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
 from tests.support import coldgroups
 from tests.support import field_tables
+from tests.support import keptdisks
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
@@ -70,6 +72,7 @@ class Maker:
             path, **{'block_size': BLOCK, 'group_slots': 64,
                      'segment_size': 4 * BLOCK, **parameters})
         self.images = {}
+        self.disks = {}
         self.volumes = {}
 
     def open(self, codec):
@@ -377,6 +380,29 @@ def require_lists(path):
     assert (2, True) in listed, listed
 
 
+def convert(maker):
+    """Keep images as their disks, with two encoders, and a lost stream."""
+    small = keptdisks.make(keptdisks.texts(60 * BLOCK), 4 * BLOCK, lossy={3})
+    # The table has two pages.
+    large = keptdisks.make(keptdisks.texts(305 * BLOCK, 2), 2 * BLOCK)
+    with maker.open('lz4') as repo:
+        for image_id, made in (('disk', small), ('disk-large', large),
+                               ('disk-unproven', small)):
+            maker.put(repo, image_id, made.file)
+            with maintaining(repo) as maintainer:
+                keptdisks.convert(repo, maintainer, image_id, made,
+                                  image_id != 'disk-unproven')
+                maintenance.account(maintainer)
+        with repo.open_image('disk') as image:
+            repo.copy(image, 'disk-copy', 'a project', 'project')
+            assert image.disk is not None
+        maker.expect('disk-copy', small.file, 'a project', 'project')
+        maker.disks = {
+            image_id: hashlib.sha256(made.disk).hexdigest()
+            for image_id, made in (('disk', small), ('disk-copy', small),
+                                   ('disk-large', large))}
+
+
 def cool(maker):
     """Move full groups' segments to objects, all of them cached."""
     coldgroups.attach(maker.path)
@@ -434,7 +460,8 @@ REPOSITORIES = {
     '1-value-cold': Kind(VALUE, (features.LISTED_SEGMENTS, features.COLD)),
     '1-gear-all': Kind(GEAR, (features.VOLUMES, features.LISTED_SEGMENTS,
                               features.COLD)),
-    '1-nodedup': Kind(features=(features.NODEDUP,), everything=True)}
+    '1-nodedup': Kind(features=(features.NODEDUP,), everything=True),
+    '1-disks': Kind(features=(features.DISKS,))}
 
 
 def make(name, kind, directory):
@@ -445,6 +472,8 @@ def make(name, kind, directory):
         recompress(maker)
     if features.NODEDUP in kind.features:
         put_copies(maker)
+    if features.DISKS in kind.features:
+        convert(maker)
     if kind.everything:
         maintain(maker)
         leave_in_flight(maker)
@@ -461,6 +490,8 @@ def make(name, kind, directory):
                 'check': report_of(maker.path)}
     if maker.volumes:
         expected['volumes'] = maker.volumes
+    if maker.disks:
+        expected['disks'] = maker.disks
     pack(maker.path, HERE / f'{name}.tar.xz')
     (HERE / f'{name}.json').write_text(
         json.dumps(expected, indent=2, sort_keys=True) + '\n')

@@ -28,8 +28,9 @@ from tests.support import repositories
 #: In one a crash took some blocks' entries; another was cut as a volume is,
 #: which differs from an upload where cuts depend on content. Two have short
 #: runs of texts and noise by turns; where cuts depend on content, the upload
-#: stores some of them again.
-FOUND_IN_PART = {'not-published', 'snapshot', 'mixed-0', 'mixed-1'}
+#: stores some of them again. A disk's blocks are not those of its file.
+FOUND_IN_PART = {'not-published', 'snapshot', 'mixed-0', 'mixed-1', 'disk',
+                 'disk-copy', 'disk-large', 'disk-unproven'}
 NAMES = sorted(path.stem for path in make.HERE.glob('*.json'))
 
 
@@ -74,6 +75,13 @@ def require_volumes(repo, expected):
             facts['project'], facts['scope'])
 
 
+def require_disks(repo, expected):
+    for image_id, digest in expected.get('disks', {}).items():
+        with repo.open_image(image_id) as image:
+            disk = image.read_disk(image.disk.size)
+        assert hashlib.sha256(disk).hexdigest() == digest, image_id
+
+
 def test_there_is_one_of_each_kind():
     assert NAMES == sorted(make.REPOSITORIES)
     kinds = make.REPOSITORIES.values()
@@ -86,6 +94,7 @@ def test_they_are_read(path, expected):
     with repositories.open_repository(path) as repo:
         assert repo.features == expected['features']
         require_images(repo, expected)
+        require_disks(repo, expected)
         require_volumes(repo, expected)
 
 
@@ -125,6 +134,7 @@ def test_they_go_on(path, expected):
             repositories.noise(50000, 900))
         repo.delete('new')
         require_images(repo, expected)
+        require_disks(repo, expected)
     found = make.report_of(path)
     assert found['damaged_images'] == expected['check']['damaged_images']
     assert found['ok'] == (not found['damaged_images'])
