@@ -16,6 +16,7 @@ from dedupd.tasks import tierer
 from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
+from glance_dedup.repository import conversion
 from glance_dedup.repository import space
 
 
@@ -34,6 +35,26 @@ def account(maintainer):
 
 def merge(maintainer):
     return merger.run_once(maintainer, pacing.Pace())
+
+
+def convert(repo, maintainer, image_id, data):
+    """Give an image a recipe of plain bytes and a table (F2, F10).
+
+    The second half of the file is the disk, in whole sectors.
+    """
+    begin = len(data) // 1024 * 512
+    disk, rest = data[begin:], data[:begin]
+    align = conversion.REST_ALIGN
+    with repo.begin_conversion(image_id) as new:
+        new.write(disk)
+        new.add_zeros(align - len(disk))
+        new.write(rest)
+        new.begin_table(conversion.Table(len(disk), 'qcow2', True))
+        new.add_derived([conversion.Derived(begin, align),
+                         conversion.Derived(len(disk), 0)])
+        header = new.finish()
+        merger.count(maintainer, pacing.Pace(), header['transaction_id'])
+        assert new.exchange()
 
 
 def collect(maintainer, live_share=50, evacuate_share=10):

@@ -505,6 +505,25 @@ def nodedup_healed(stage):
 
 
 @workload
+def converting(stage):
+    """An image is kept as its disk, merged, copied and deleted (F2)."""
+    spec = (1, 20), (2, 10)
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', *spec)
+        stage.put(repo, 'b', (3, 10), (1, 20), dedup=False)
+        with deeds.maintaining(repo) as maintainer:
+            deeds.account(maintainer)
+            deeds.convert(repo, maintainer, 'a', make(spec))
+            stage.copy(repo, 'a', 'c', *spec)
+            deeds.merge(maintainer)
+            stage.delete(repo, 'b')
+            deeds.collect(maintainer, live_share=0, evacuate_share=100)
+            stage.delete(repo, 'a')
+            deeds.collect(maintainer, live_share=0, evacuate_share=0)
+
+
+@workload
 def scrubbing(stage):
     """A damaged block is set aside, marked, and healed by a later upload."""
     stage.create()

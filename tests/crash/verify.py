@@ -67,10 +67,12 @@ def _is_shareable(group, slot):
     return slot < group.record()[2] and not group.is_nodedup(slot)
 
 
-def _features_of_group(path):
-    """Return the features that a group's file, finished or not, needs."""
+def _features_of_file(path):
+    """Return the features that a group or recipe, finished or not, needs."""
     with open(path, 'rb') as f:
         data = f.read(_GROUP_HEAD)
+    if data[:8] == b'GDRECIPE' and data[8] == 2:
+        return {'disks'}
     if data[:8] != b'GDGROUP\0':
         return set()
     needed = {2: {'listed-segments'}, 3: {'listed-segments', 'cold'}}.get(
@@ -86,7 +88,8 @@ def _features_of_group(path):
 
 
 #: The features that a name in these directories needs.
-_FEATURES = {'groups': _features_of_group, 'spool': _features_of_group,
+_FEATURES = {'groups': _features_of_file, 'spool': _features_of_file,
+             'images': _features_of_file,
              'volumes': lambda path: {'volumes'}}
 
 

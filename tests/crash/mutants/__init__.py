@@ -18,6 +18,7 @@ it.
 
 from tests.crash.mutants import accounting
 from tests.crash.mutants import backups
+from tests.crash.mutants import disks
 from tests.crash.mutants import features
 from tests.crash.mutants import layout
 from tests.crash.mutants import maintenance
@@ -30,6 +31,7 @@ MUTANTS = (
     *maintenance.MUTANTS,
     *volumes.MUTANTS,
     *features.MUTANTS,
+    *disks.MUTANTS,
     *backups.MUTANTS,
     *layout.MUTANTS,
 )
