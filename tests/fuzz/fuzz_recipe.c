@@ -4,8 +4,9 @@
  * and counted, or refused; and a written one reads back the same.
  *
  * Input: flags (1: checksums are corrected; 2: to write one; 4: the length is
- * that of the header); to read: the first 400 bytes of the header page, then
- * extents of 40 bytes.
+ * that of the header; 8: there is a table); to read: the first 400 bytes of the
+ * header page, with a table also those from 500 to 655, then extents of 40 bytes,
+ * and those of the table behind them.
  */
 #include "engine/base/coding.h"
 #include "engine/files/spoolfile.h"
@@ -14,7 +15,13 @@
 #include "tests/fuzz/memory_env.h"
 #include "tests/fuzz/remake.h"
 
-enum { PAGES_MAX = 14, FILE_MAX = (1 + PAGES_MAX) * GD_RECIPE_PAGE, EXTENT = 40 };
+enum {
+    PAGES_MAX = 14,
+    FILE_MAX = (1 + PAGES_MAX) * GD_RECIPE_PAGE,
+    EXTENT = 40,
+    DISK = 500, /* the fields of version 2 */
+    DISK_SIZE = 156,
+};
 
 static const gd_params params = {
     .repository_id = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16},
@@ -31,20 +38,31 @@ lay_out(uint8_t flags, input *in, uint8_t *file)
 {
     memset(file, 0, FILE_MAX);
     take_bytes(in, file, 400);
+    if ((flags & 8) != 0) {
+        take_bytes(in, file + DISK, DISK_SIZE);
+    }
     uint64_t extents = gd_get64(file + 112), at = 0;
+    uint64_t before = gd_recipe_pages(extents); /* pages before the table */
     while (in->left > 0 && at < PAGES_MAX * GD_EXTENTS_PER_PAGE) {
+        if (at == extents && at < before * GD_EXTENTS_PER_PAGE &&
+            (flags & 8) != 0) {
+            at = before * GD_EXTENTS_PER_PAGE;
+            continue;
+        }
         uint64_t page = 1 + at / GD_EXTENTS_PER_PAGE;
         take_bytes(in, file + page * GD_RECIPE_PAGE + 8 +
                            at % GD_EXTENTS_PER_PAGE * EXTENT, EXTENT);
         at++;
     }
-    uint64_t pages = (extents + GD_EXTENTS_PER_PAGE - 1) /
-                     GD_EXTENTS_PER_PAGE;
+    uint64_t derived = gd_get64(file + DISK + 16);
+    uint64_t pages = before + gd_recipe_pages(derived);
     if ((flags & 4) == 0 || pages > PAGES_MAX) {
-        pages = (at + GD_EXTENTS_PER_PAGE - 1) / GD_EXTENTS_PER_PAGE;
+        pages = gd_recipe_pages(at);
     }
     for (uint64_t i = 0; i < pages && (flags & 1) != 0; i++) {
-        uint64_t left = extents - i * GD_EXTENTS_PER_PAGE;
+        uint64_t left = i < before
+                            ? extents - i * GD_EXTENTS_PER_PAGE
+                            : derived - (i - before) * GD_EXTENTS_PER_PAGE;
         gd_put32(file + (1 + i) * GD_RECIPE_PAGE + 4,
                  left < GD_EXTENTS_PER_PAGE ? (uint32_t)left
                                             : GD_EXTENTS_PER_PAGE);
@@ -62,12 +80,42 @@ check_page(const gd_recipe *recipe, const gd_recipe_page *page)
     MUST(page->count >= 1 && page->count <= GD_EXTENTS_PER_PAGE);
     for (uint32_t i = 0; i < page->count; i++) {
         const gd_extent *e = &page->extents[i];
-        MUST(e->length >= 1 && e->offset <= recipe->header.size &&
-             e->length <= recipe->header.size - e->offset);
+        uint64_t size = e->kind == GD_EXTENT_DERIVED
+                            ? recipe->header.size
+                            : recipe->header.disk.plain_size;
+        MUST(e->length >= 1 && e->offset <= size &&
+             e->length <= size - e->offset);
+        if (e->kind == GD_EXTENT_DERIVED) {
+            MUST(page->number > gd_recipe_pages(recipe->header.extents));
+            MUST(gd_recipe_is_derived(&recipe->header, e));
+            continue;
+        }
         MUST(e->kind == GD_EXTENT_ZEROS
                  ? e->blocks == 0
                  : e->blocks >= 1 && e->blocks <= GD_EXTENT_BLOCKS &&
                        e->slot < GD_MAX_SLOTS && e->group >= 1);
+    }
+}
+
+/* Walks over the table from some offsets of the file. */
+static void
+walk(const gd_recipe *recipe)
+{
+    uint64_t size = recipe->header.size;
+    for (uint64_t i = 0; size > 0 && i < 8; i++) {
+        gd_extent_cursor cursor;
+        gd_extent_part part;
+        gd_error err;
+        uint64_t at = size / 8 * i;
+        gd_extent_cursor_open(&cursor, recipe, at, size - at);
+        cursor.derived = true;
+        while (cursor.offset < cursor.end &&
+               gd_extent_cursor_next(&cursor, &part, &err) == GD_OK) {
+            MUST(part.extent->kind == GD_EXTENT_DERIVED);
+            MUST(part.extent->offset + part.from == at);
+            at += part.length;
+            MUST(at == cursor.offset);
+        }
     }
 }
 
@@ -77,8 +125,10 @@ read_pages(const gd_recipe *recipe)
     gd_recipe_page page;
     gd_error err;
     uint32_t index;
-    uint64_t pages = (recipe->header.extents + GD_EXTENTS_PER_PAGE - 1) /
-                     GD_EXTENTS_PER_PAGE;
+    uint64_t pages = gd_recipe_all_pages(&recipe->header);
+    if (gd_recipe_has_disk(&recipe->header)) {
+        walk(recipe);
+    }
     for (uint64_t i = 1; i <= pages; i++) {
         gd_status s = gd_recipe_read_page(recipe, i, &page, &err);
         MUST(s == GD_OK || s == GD_CORRUPT);
@@ -87,7 +137,7 @@ read_pages(const gd_recipe *recipe)
             check_page(recipe, &page);
         }
     }
-    uint64_t size = recipe->header.size;
+    uint64_t size = recipe->header.disk.plain_size;
     for (uint64_t i = 0; size > 0 && i < 16; i++) {
         uint64_t offset = i < 8 ? size / 8 * i : size - 1 - size / 99 * (i - 8);
         gd_status s = gd_recipe_seek(recipe, offset, &page, &index, &err);

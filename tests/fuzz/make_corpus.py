@@ -28,7 +28,7 @@ BLOCK, SLOTS, SEGMENT = 512, 64, 2048
 DATA = STORE + 8 * SECTOR
 # The targets' own repository.
 REPOSITORY_ID = bytes(range(1, 17))
-RIGHT, WRITE, WHOLE = 1, 2, 4  # flags of some targets
+RIGHT, WRITE, WHOLE, TABLE = 1, 2, 4, 8     # flags of some targets
 COLD = 4    # a flag of the group target
 
 
@@ -127,11 +127,28 @@ def segment_seeds(groups):
         yield bytes([1, codec, 3]) + random.Random(codec).randbytes(300)
 
 
+def table_seed(recipe):
+    """Return a recipe with a table: a copied extent, and a derived one."""
+    align = 2 << 20
+    header = bytearray(with_id(recipe)[:400])
+    header[8] = 2
+    struct.pack_into('<QQ', header, 80, 305, align)
+    struct.pack_into('<Q', header, 112, 2)
+    disk = struct.pack('<QQQQBBH', align + 5, 8192, 2, 300, 1, 1, 1)
+    disk += bytes([1, 6, 12, 9])
+    return (bytes([RIGHT | WHOLE | TABLE]) + header + disk.ljust(156, b'\0')
+            + struct.pack('<QQIIIIQ', 0, align, 0, 0, 0, 0, 0)
+            + struct.pack('<QQIIIIQ', align, 5, 1, 0, 1, 1, 7)
+            + struct.pack('<QQQIBBHQ', 0, 5, align, 0, 2, 0, 0, 0)
+            + struct.pack('<QQQIBBHQ', 5, 300, 4096, 4096, 2, 1, 0, 99))
+
+
 def recipe_seeds(recipes):
     for recipe in recipes:
         extents = recipe[PAGE + 8:PAGE + 8 + EXTENTS * EXTENT].rstrip(b'\0')
         extents += bytes(-len(extents) % EXTENT)
         yield bytes([RIGHT | WHOLE]) + with_id(recipe)[:400] + extents
+    yield table_seed(recipes[0])
     yield bytes([WRITE]) + bytes(range(1, 120))
     yield bytes([WRITE]) + bytes([3, 255, 255, 0, 1, 0, 2, 1, 5, 5, 9, 9]) * 5
 
