@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the package and its C extension, ``glance_dedup._engine``.
 
-Where nbdkit-plugin.h is installed, this also builds the plugin with which
-nbdkit serves volumes. The metadata is in setup.cfg, read by pbr. Three
-variables change the build of both:
+This also builds the program that parses files of disk formats and, where
+nbdkit-plugin.h is installed, the plugin with which nbdkit serves volumes. The
+metadata is in setup.cfg, read by pbr. Three variables change the build:
 
 ``CFLAGS=-g``
     keeps debug symbols, as a distribution's build does that then puts them
@@ -12,8 +12,9 @@ variables change the build of both:
     makes warnings errors. The project's own tools set it; a distribution's
     newer compiler must not fail to build a release because of a new warning.
 ``GLANCE_DEDUP_SANITIZE=address,undefined``
-    instruments them. Python and nbdkit must then be started with the
-    sanitizer's runtime preloaded.
+    instruments extension and plugin. Python and nbdkit must then be started
+    with the sanitizer's runtime preloaded. The program's limits leave a
+    sanitizer neither memory nor system calls.
 """
 
 import concurrent.futures
@@ -31,6 +32,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARIES = ['crypto', 'xxhash', 'lz4', 'z', 'zstd']
 ENGINE = 'glance_dedup/engine/*/*'
 PLUGIN = 'glance_dedup.nbdkit-glance-dedup-plugin'
+PROGRAM = 'glance_dedup.glance-dedup-confined'
 INCLUDE_DIRS = ['glance_dedup']
 MACROS = [('_GNU_SOURCE', None)]
 SANITIZE = os.environ.get('GLANCE_DEDUP_SANITIZE')
@@ -104,14 +106,14 @@ def set_build_date():
     os.environ.setdefault('SOURCE_DATE_EPOCH', date)
 
 
-def compile_args():
+def compile_args(sanitize=SANITIZE):
     args = [
         '-std=c11', '-O2', '-g' if DEBUG else '-g0', '-fvisibility=hidden',
         '-pthread', '-Wall', '-Wextra']
     if os.environ.get('GLANCE_DEDUP_WERROR') == '1':
         args.append('-Werror')
-    if SANITIZE:
-        args += [f'-fsanitize={SANITIZE}', '-fno-omit-frame-pointer',
+    if sanitize:
+        args += [f'-fsanitize={sanitize}', '-fno-omit-frame-pointer',
                  '-fno-sanitize-recover=all']
     return args
 
@@ -136,6 +138,19 @@ def extension(name, pattern, **options):
         **options)
 
 
+def program():
+    """The program that parses disk formats: it has no other library."""
+    return setuptools.Extension(
+        PROGRAM,
+        sources=[*sources('glance_dedup/confined/*.c'),
+                 *sources('glance_dedup/engine/disk/*.c'),
+                 'glance_dedup/engine/base/status.c'],
+        depends=sources(f'{ENGINE}.h'), define_macros=MACROS,
+        include_dirs=INCLUDE_DIRS, libraries=['z'],
+        extra_compile_args=compile_args(sanitize=None),
+        extra_link_args=shlex.split(os.environ.get('LDFLAGS', '')))
+
+
 def has_nbdkit():
     """Whether the compiler finds the header for plugins of nbdkit."""
     command = shlex.split(
@@ -156,6 +171,7 @@ def extensions():
         'glance_dedup._engine', 'glance_dedup/binding/*',
         define_macros=[*MACROS, ('Py_LIMITED_API', '0x030B0000')],
         py_limited_api=True)
+    yield program()
     if has_nbdkit():
         yield extension(PLUGIN, 'glance_dedup/nbdkit/*', define_macros=MACROS)
     else:
@@ -165,7 +181,7 @@ def extensions():
 
 
 class BuildExt(build_ext.build_ext):
-    """Compiles the engine once, in parallel, for all extensions."""
+    """Compiles the engine once, in parallel, for both extensions."""
 
     def build_extensions(self):
         def compile_one(source):
@@ -181,7 +197,21 @@ class BuildExt(build_ext.build_ext):
             ext.extra_objects = objects
         super().build_extensions()
 
+    def build_extension(self, ext):
+        if ext.name != PROGRAM:
+            super().build_extension(ext)
+            return
+        objects = self.compiler.compile(
+            ext.sources, output_dir=os.path.join(self.build_temp, 'program'),
+            macros=ext.define_macros, include_dirs=ext.include_dirs,
+            extra_postargs=ext.extra_compile_args, depends=ext.depends)
+        self.compiler.link_executable(
+            objects, self.get_ext_fullpath(ext.name), libraries=ext.libraries,
+            extra_postargs=ext.extra_link_args)
+
     def get_ext_filename(self, fullname):
+        if PROGRAM.endswith(fullname):
+            return fullname.replace('.', '/')
         if PLUGIN.endswith(fullname):
             # nbdkit loads it, so the file has no mark of a Python.
             return fullname.replace('.', '/') + '.so'

@@ -7,9 +7,8 @@
 # VARIANT is plain; asan (clang, with the sanitizers of addresses and undefined
 # behaviour, and ready for libFuzzer); or tsan (gcc, with that of threads). All
 # files are in .build/VARIANT. TARGET is lib (the engine and the helpers of the
-# tests as shared libraries), plugin (nbdkit's), confined (the parser of disk
-# formats), fuzzers, programs (all programs of tests/c), or the path of one of its
-# sources without .c.
+# tests as shared libraries), plugin (nbdkit's), fuzzers, programs (all programs
+# of tests/c), or the path of one of its sources without .c.
 
 VARIANT ?= plain
 OUT := .build/$(VARIANT)
@@ -30,8 +29,6 @@ objects = $(patsubst %.c,$(OUT)/%.o,$(wildcard $(1)))
 ENGINE := $(call objects,glance_dedup/engine/*/*.c)
 SUPPORT := $(call objects,tests/c/support/*.c)
 PLUGIN := $(call objects,glance_dedup/nbdkit/*.c)
-CONFINED := $(call objects,glance_dedup/confined/*.c\
-	glance_dedup/engine/disk/*.c glance_dedup/engine/base/status.c)
 FUZZ := $(call objects,$(filter-out $(wildcard tests/fuzz/fuzz_*.c),\
 	$(wildcard tests/fuzz/*.c)) tests/c/support/simple_maintainer.c)
 TARGETS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -39,10 +36,9 @@ PROGRAMS := $(patsubst %.c,%,$(wildcard tests/c/*/test_*.c))
 # Programs find the libraries in their directory, in any checkout.
 LINK := -L$(OUT) -Wl,-rpath,$(abspath $(OUT))
 
-.PHONY: lib plugin confined fuzzers programs $(PROGRAMS)
+.PHONY: lib plugin fuzzers programs $(PROGRAMS)
 lib: $(OUT)/libengine.so $(OUT)/libsupport.so
 plugin: $(OUT)/plugin.so
-confined: $(OUT)/confined
 fuzzers: $(addprefix $(OUT)/,$(TARGETS))
 programs: $(PROGRAMS)
 $(PROGRAMS): %: $(OUT)/%
@@ -66,10 +62,6 @@ $(OUT)/libsupport.so: $(SUPPORT) $(OUT)/libengine.so
 # All in one file: nbdkit has no path for our libraries.
 $(OUT)/plugin.so: $(PLUGIN) $(ENGINE)
 	$(COMPILE) -shared $^ -o $@ $(LDLIBS)
-
-# No other library is in its memory.
-$(OUT)/confined: $(CONFINED)
-	$(COMPILE) $^ -o $@ -lz
 
 $(addprefix $(OUT)/,$(PROGRAMS)): %: %.o $(OUT)/libsupport.so
 	$(COMPILE) $< -o $@ $(LINK) -lsupport -lengine $(LDLIBS)

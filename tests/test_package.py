@@ -53,8 +53,8 @@ def tree(tmp_path_factory):
     """A plain copy, without git, with the files that tools/release makes."""
     tree = tmp_path_factory.mktemp('package') / 'tree'
     shutil.copytree(TOP, tree, ignore=shutil.ignore_patterns(
-        '.*', 'build', '*.so', '*.egg-info', '__pycache__', 'corpus',
-        '*.sample'))
+        '.*', 'build', '*.so', 'glance-dedup-confined', '*.egg-info',
+        '__pycache__', 'corpus', '*.sample'))
     for name in GENERATED:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text('generated')
@@ -171,7 +171,9 @@ def test_name(wheel):
 def test_content(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        program = archive.getinfo('glance_dedup/glance-dedup-confined')
     assert 'glance_dedup/_engine.abi3.so' in names
+    assert program.external_attr >> 16 & 0o111 == 0o111
     assert not any(name.endswith(('.c', '.h')) for name in names)
     # The plugin's header is among the packages of bindep.txt for tests.
     assert 'glance_dedup/nbdkit-glance-dedup-plugin.so' in names

@@ -302,8 +302,9 @@ make_service() {
 }
 
 engine_is_made() {
-    [ -e "$TOP/glance_dedup/_engine.abi3.so" ] && up_to_date engine "$1" &&
-        up_to_date metadata "$2"
+    [ -e "$TOP/glance_dedup/_engine.abi3.so" ] &&
+        [ -e "$TOP/glance_dedup/glance-dedup-confined" ] &&
+        up_to_date engine "$1" && up_to_date metadata "$2"
 }
 
 need_engine() {

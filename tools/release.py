@@ -24,13 +24,16 @@ BUNDLED = {'liblz4': ('liblz4-1', 'BSD-2-Clause'),
            'libzstd': ('libzstd1', 'BSD-3-Clause')}
 #: OpenSSL stays the host's, which updates and configures it.
 OF_THE_HOST = ('libcrypto.so.3',)
-#: Other libraries that one in the wheel may need: the C library.
-C_LIBRARY = {'libc.so.6', 'ld-linux-x86-64.so.2', 'ld-linux-aarch64.so.1'}
+#: Other libraries that one in the wheel may need: the C library, and zlib,
+#: which auditwheel expects on every host.
+C_LIBRARY = {'libc.so.6', 'ld-linux-x86-64.so.2', 'ld-linux-aarch64.so.1',
+             'libz.so.1'}
 TAG = re.compile(r'-cp311-abi3-manylinux_2_\d+_\w+\.whl$')
 MAX_WHEEL_MIB = 4
 MAX_SDIST_MIB = 16
 PLUGIN = 'glance_dedup/nbdkit-glance-dedup-plugin.so'
-LIBRARY = re.compile(r'\.so(\.|$)')
+PROGRAM = 'glance_dedup/glance-dedup-confined'
+BUILT = re.compile(r'\.so(\.|$)|/glance-dedup-confined$')
 DATA = ('share/man/man1/glance-dedup.1', 'share/man/man8/dedupd.8',
         'share/glance-dedup/conf/dedupd.conf.sample',
         'share/glance-dedup/conf/glance-dedup.conf.sample',
@@ -86,6 +89,7 @@ glance-dedup image get one back
 cmp image back
 plugin=$(python -c 'import glance_dedup; print(glance_dedup.__path__[0])')
 nbdkit --dump-plugin "$plugin/nbdkit-glance-dedup-plugin.so" | grep ^name=
+"$plugin/glance-dedup-confined" 60 </dev/null | grep -q .
 test "$(dedupd --version)" = "$(glance-dedup --version | sed 's/.* //')"
 glance-dedup --version
 '''
@@ -162,13 +166,13 @@ def check_wheel(wheel):
         names = archive.namelist()
         if found := [name for name in names if name.endswith(('.c', '.h'))]:
             fail(f'{wheel.name} has sources: {found[0]}')
-        for name in (PLUGIN, PAGE, *DATA):
+        for name in (PLUGIN, PROGRAM, PAGE, *DATA):
             if not any(found.endswith(name) for found in names):
                 fail(f'{wheel.name} lacks {name}')
         archive.extractall(place)
         libraries = {path.name: path for path in
                      pathlib.Path(place).rglob('*')
-                     if LIBRARY.search(path.name)}
+                     if BUILT.search(str(path))}
         for path in libraries.values():
             check_library(path, libraries)
     for library in BUNDLED:
@@ -215,7 +219,8 @@ def check_sdist(sdist):
                  'tests/tempest/setup.py'):
         if name not in names:
             fail(f'{sdist.name} lacks {name}: see MANIFEST.in')
-    if found := [name for name in names if name.endswith(('.so', '.pyc'))]:
+    if found := [name for name in names
+                 if BUILT.search(name) or name.endswith('.pyc')]:
         fail(f'{sdist.name} has {found[0]}, which was built')
 
 

@@ -1,80 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The program that parses hostile files has no rights, and gets them right."""
+"""The program that parses hostile files has no rights, and gets them right.
 
-import contextlib
-import dataclasses
+It is the one that was built beside the engine, as it is installed.
+"""
+
 import pathlib
 import random
 import struct
 import subprocess
+import sys
 
 import pytest
 
-from tests.support import diskmaps
-from tests.support import native
+from glance_dedup.base import confined
 
-READ, PIECE, END, REFUSED, PLAIN = range(1, 6)
 MIB = 1 << 20
 LIMIT = 60
+#: Starts a program below a filter that allows everything, as those of systemd
+#: and of containers are below one that allows much.
+BELOW_A_FILTER = '''
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+rule = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))
+filter = ctypes.create_string_buffer(
+    struct.pack('HxxxxxxQ', 1, ctypes.addressof(rule)))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, filter) == 0, os.strerror(ctypes.get_errno())
+os.execve(sys.argv[1], sys.argv[1:], {})
+'''
 
 
-@dataclasses.dataclass
-class Answer:
-    """A frame of the program, and the bytes behind it."""
-
-    kind: int
-    a: int
-    b: int
-    content: bytes
-
-
-class Confined:
-    """The program, at work on the bytes of a file."""
-
-    def __init__(self, file: bytes) -> None:
-        self.file = file
-        self.process = subprocess.Popen(
-            [native.directory('plain', 'confined') / 'confined', str(LIMIT)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env={})
-        self.send(struct.pack('<Q', len(file)))
-
-    def send(self, content: bytes) -> None:
-        self.process.stdin.write(content)
-        self.process.stdin.flush()
-
-    def receive(self, length: int) -> bytes:
-        content = self.process.stdout.read(length)
-        assert len(content) == length
-        return content
-
-    def answer(self) -> Answer:
-        """Return the next frame that is no request, and serve requests."""
-        while True:
-            kind, a, b = struct.unpack('<IxxxxQQ', self.receive(24))
-            if kind != READ:
-                length = {PIECE: 24, REFUSED: a, PLAIN: b}.get(kind, 0)
-                return Answer(kind, a, b, self.receive(length))
-            assert a + b <= len(self.file)
-            self.send(self.file[a:a + b])
-
-    def close(self) -> int:
-        """Close the pipes; return the exit status."""
-        self.process.stdin.close()
-        self.process.stdout.close()
-        return self.process.wait(LIMIT)
-
-
-@pytest.fixture
-def confined():
-    with contextlib.ExitStack() as stack:
-        def start(file):
-            program = Confined(file)
-            stack.callback(program.process.wait)
-            stack.callback(program.process.kill)
-            return program
-        yield start
+def parser_of(file: bytes) -> confined.Parser:
+    return confined.Parser(
+        lambda length, offset: file[offset:offset + length], len(file))
 
 
 @pytest.fixture
@@ -89,23 +48,19 @@ def raw(tmp_path):
     return path
 
 
-def disk_of(program):
+def disk_of(parser, file):
     """Return the disk, of the pieces that the program sends."""
-    pieces = []
-    while (answer := program.answer()).kind == PIECE:
-        pieces.append(answer)
-    assert answer.kind == END
-    disk = bytearray(answer.b)
-    for piece in pieces:
-        place, kind = struct.unpack_from('<QI', piece.content)
-        if kind == diskmaps.PLAIN:
-            plain = program.file[place:place + piece.b]
-        elif kind in diskmaps.HOLES:
-            continue
-        else:
-            program.send(piece.content)
-            plain = program.answer().content[:piece.b]
-        disk[piece.a:piece.a + piece.b] = plain
+    disk = bytearray()
+    for piece in list(parser.pieces()):
+        plain = bytes(piece.length)
+        if piece.kind == confined.PLAIN:
+            plain = file[piece.place:piece.place + piece.length]
+        elif piece.is_stream:
+            parser.send(piece)
+            used, plain = parser.receive()
+            assert 0 < used <= piece.room
+        disk += plain[:piece.length]
+    assert len(disk) == parser.disk_size
     return disk
 
 
@@ -117,56 +72,101 @@ def converted(raw: pathlib.Path, *options: str) -> bytes:
 
 
 @pytest.mark.needs('qemu')
-@pytest.mark.parametrize('options', [
-    ('-O', 'qcow2', '-c'), ('-O', 'qcow2', '-c', '-o', 'cluster_size=2M'),
-    ('-O', 'vmdk', '-o', 'subformat=streamOptimized'), ('-O', 'vdi')])
-def test_the_disk_is_that_of_qemu(raw, confined, options):
-    program = confined(converted(raw, *options))
-    assert disk_of(program) == raw.read_bytes()
-    assert program.close() == 0
+@pytest.mark.parametrize('name, options', [
+    ('qcow2', ('-O', 'qcow2', '-c')),
+    ('qcow2', ('-O', 'qcow2', '-c', '-o', 'cluster_size=2M')),
+    ('qcow2', ('-O', 'qcow2')),
+    ('vmdk', ('-O', 'vmdk', '-o', 'subformat=streamOptimized')),
+    ('vmdk', ('-O', 'vmdk')), ('vdi', ('-O', 'vdi')),
+    ('vpc', ('-O', 'vpc', '-o', 'force_size=on')), ('vhdx', ('-O', 'vhdx'))])
+def test_the_disk_is_that_of_qemu(raw, name, options):
+    file = converted(raw, *options)
+    with parser_of(file) as parser:
+        assert disk_of(parser, file) == raw.read_bytes()
+        assert parser.format == name
 
 
-def status_of(program):
+def test_a_raw_file(raw):
+    with parser_of(raw.read_bytes()) as parser:
+        assert list(parser.pieces()) == []
+        assert (parser.format, parser.disk_size) == ('raw', 4 * MIB)
+
+
+def status_of(process):
     lines = pathlib.Path(
-        f'/proc/{program.process.pid}/status').read_text().splitlines()
+        f'/proc/{process.pid}/status').read_text().splitlines()
     return dict(line.split(':\t', 1) for line in lines if ':\t' in line)
 
 
-@pytest.mark.needs('qemu')
-def test_it_is_in_strict_mode_before_the_first_byte(raw, confined):
-    program = confined(converted(raw, '-O', 'qcow2', '-c'))
-    # It waits for the bytes that it has requested.
-    assert struct.unpack('<IxxxxQQ', program.receive(24))[0] == READ
-    assert status_of(program)['Seccomp'].strip() == '1'
-    assert int(status_of(program)['VmSize'].split()[0]) < 64 * 1024
+@pytest.mark.parametrize('before', [
+    [], [sys.executable, '-c', BELOW_A_FILTER]], ids=['alone', 'below'])
+def test_it_is_confined_before_the_first_byte(before):
+    """It works in units and containers, which have a filter of their own."""
+    with subprocess.Popen(
+            [*before, confined.PROGRAM, str(LIMIT)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env={}) as process:
+        hello = process.stdout.read(24)
+        status = status_of(process)
+        process.stdin.close()
+        assert process.wait(LIMIT) == 0
+    assert struct.unpack('<IIQQ', hello) == (1, 0, 1, 0)
+    assert status['Seccomp'].strip() == '2'
+    assert status['Seccomp_filters'].strip() == str(1 + bool(before))
+    assert status['NoNewPrivs'].strip() == '1'
+    assert int(status['VmSize'].split()[0]) < 64 * 1024
+
+
+def test_any_other_call_kills_it(tmp_path):
+    """The filter, with a program that goes on to open a file."""
+    source = tmp_path / 'opens.c'
+    top = pathlib.Path(confined.PROGRAM).parent
+    source.write_text(
+        '#include <fcntl.h>\n#define main confined_main\n'
+        '#include "confined/confined.c"\n#undef main\n'
+        'int main(void) { confine("60"); return open("/", O_RDONLY); }\n')
+    program = tmp_path / 'opens'
+    subprocess.run(
+        ['gcc', '-std=c11', '-D_GNU_SOURCE', f'-I{top}', source,
+         *(top / 'engine' / 'disk').glob('*.c'),
+         top / 'engine' / 'base' / 'status.c', '-lz', '-o', program],
+        check=True, timeout=600)
+    assert subprocess.run([program], timeout=LIMIT).returncode == -31
 
 
 @pytest.mark.parametrize('file, reason', [
-    (b'QFI\xfb' + bytes(600), b'qcow2 of version 0'),
-    (b'KDMV' + bytes(600), b'VMDK of version 0')])
-def test_a_refusal_has_its_reason(confined, file, reason):
-    program = confined(file)
-    answer = program.answer()
-    assert answer.kind == REFUSED and reason in answer.content
-    assert program.close() == 0
+    (b'QFI\xfb' + bytes(600), 'qcow2 of version 0'),
+    (b'KDMV' + bytes(600), 'VMDK of version 0')])
+def test_a_refusal_has_its_reason(file, reason):
+    with (parser_of(file) as parser,
+          pytest.raises(confined.RefusedError, match=reason)):
+        list(parser.pieces())
 
 
-@pytest.mark.parametrize('kind, room, least, most', [
-    (diskmaps.DEFLATED, 700, 1, 4096),              # not a stream
-    (diskmaps.ZLIB, 700, 1, 4096),
-    (diskmaps.ZSTD, 700, 1, 4096),                  # nothing decodes it
-    (diskmaps.DEFLATED, 0xffffffff, 1, 4096),       # too large
-    (diskmaps.DEFLATED, 700, 1, 0xffffffff)])
-def test_a_stream_that_is_damaged(confined, kind, room, least, most):
-    program = confined(b'\xff' * 1000)
-    assert program.answer() == Answer(END, 0, 1000, b'')
-    program.send(struct.pack('<QIIII', 100, kind, room, least, most))
-    assert program.answer() == Answer(PLAIN, 0, 0, b'')
-    assert program.close() == 0
+@pytest.mark.parametrize('kind, said', [
+    (confined.DEFLATED, 'damaged'), (confined.ZLIB, 'damaged'),
+    (confined.ZSTD, 'zstd')])
+def test_a_stream_that_is_damaged(kind, said):
+    with parser_of(b'\xff' * 1000) as parser:
+        assert not list(parser.pieces())
+        with pytest.raises(confined.RefusedError, match=said):
+            parser.send(confined.Piece(0, 4096, 100, kind, 700, 4096, 4096))
+            parser.receive()
 
 
-@pytest.mark.needs('qemu')
-def test_a_parent_that_goes_away(raw, confined):
-    program = confined(converted(raw, '-O', 'qcow2', '-c'))
-    program.receive(24)
-    assert program.close() in (0, 1, -13)   # SIGPIPE
+@pytest.mark.parametrize('room, most', [
+    ((4 << 20) + 1, 4096), (700, (2 << 20) + 1)])
+def test_a_parent_that_errs(room, most):
+    with parser_of(b'\xff' * (5 << 20)) as parser:
+        list(parser.pieces())
+        with pytest.raises(confined.RefusedError, match='status 1'):
+            parser.send(confined.Piece(0, 1, 0, confined.ZLIB, room, 1, most))
+            parser.receive()
+
+
+def test_a_parent_that_goes_away():
+    process = subprocess.Popen(
+        [confined.PROGRAM, str(LIMIT)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, env={})
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait(LIMIT) in (0, 1, -13)   # SIGPIPE
