@@ -11,6 +11,10 @@ metadata of a repository with these blocks, so that the sum is the result of
 Files are only read. If the file system can, they are read past the page cache,
 so that a production host keeps its cache. Otherwise the pages that were read
 are dropped from the cache.
+
+If a file has a disk in a format such as qcow2, a second count has the plain
+bytes of these disks (:mod:`.disk_survey`) in place of the files, and the other
+files as they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +29,12 @@ import os
 import stat
 
 from glance_dedup import _engine
+from glance_dedup.adoption import disk_survey
 from glance_dedup.base import access
+from glance_dedup.base import closing
+from glance_dedup.base import confined
+from glance_dedup.base import diskformats
+from glance_dedup.base import exceptions
 from glance_dedup.base import formats
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
@@ -43,6 +52,7 @@ _RECORD = 16 * (8 / 3 + 4 / 3)
 _PAGE = 4096
 _MAX_BLOCK = 65536
 _EXTENTS_IN_PAGE = 102
+_NO_DISK = confined.RefusedError, exceptions.UnavailableError
 # Bytes of the catalog for each block: its record in the exact index, its
 # count, and LevelDB's own bytes.
 _CATALOG = 20
@@ -59,6 +69,10 @@ class Image:
     new: int = 0
     stored: int = 0
     advice: str | None = None
+    disk: str | None = None
+    """what was found of its disk, if the file has a format"""
+    is_disk: bool = False
+    """the figures are those of the disk's plain bytes"""
 
 
 @dataclasses.dataclass
@@ -80,6 +94,10 @@ class Result:
     metadata: int
     """all other bytes of a repository, including its catalog"""
     unreadable: list[tuple[str, OSError]]
+    with_disks: 'Result | None' = None
+    """the same, if disks were kept in place of their files"""
+    unconfined: str | None = None
+    """why there is no such result, although a file has a format"""
 
     @property
     def on_disk(self) -> int:
@@ -149,56 +167,180 @@ def exact_memory(files: list[str], options: Options) -> int:
                * _RECORD)
 
 
+def formatted(files: list[str]) -> list[str]:
+    """The files that begin as a disk format does."""
+    found = []
+    for path in files:
+        with contextlib.suppress(OSError), closing.descriptor(
+                _open(path)) as fd:
+            head = os.pread(fd, diskformats.HEAD, 0)
+            if diskformats.format_of(head) in confined.FORMATS[1:]:
+                found.append(path)
+    return found
+
+
+class _Count:
+    """A count of images, and the bytes of one on their way to the engine."""
+
+    def __init__(self, options: Options) -> None:
+        self.parameters = options.parameters()
+        minimum, average = self.parameters.cuts
+        self.engine = _engine.Estimate(
+            block_size=self.parameters.block_size, cut_minimum=minimum,
+            cut_average=average, segment_size=self.parameters.segment_size,
+            codec=options.codec, codec_level=options.level, again_codec='zstd',
+            again_level=LEVEL, table_bytes=0 if options.exact else TABLE)
+        self.images: list[Image] = []
+        self._length = 0
+        self._waiting = bytearray()
+
+    def data(self, content: bytes) -> None:
+        """Take bytes of the image."""
+        self._length += len(content)
+        self._waiting += content
+        if len(self._waiting) >= PIECE:
+            self._take(False)
+
+    def zeros(self, length: int) -> None:
+        """Take zeros."""
+        block = self.parameters.block_size
+        if length < PIECE:
+            self.data(bytes(length))
+            return
+        # Behind those of the last cut block all are zeros.
+        self._waiting += bytes(2 * block)
+        self._take(False)
+        self._length += length
+        left = length - 2 * block + len(self._waiting)
+        self.engine.take_zeros(left // block * block)
+        self._waiting = bytearray(left % block)
+
+    def _take(self, last: bool) -> None:
+        used = self.engine.take(self._waiting, last)
+        del self._waiting[:used]
+
+    def end_bytes(self) -> int:
+        """End the image that came as bytes and zeros; returns its length."""
+        self._take(True)
+        length, self._length = self._length, 0
+        return length
+
+    def end(self, image: Image, length: int) -> None:
+        """End an image of so many bytes."""
+        # The part that was read counts, since the engine has counted it.
+        zeros, image.extents = self.engine.end()
+        image.nonzero = max(0, length - zeros)
+        self.images.append(image)
+
+
 def estimate(files: list[str], options: Options,
              progress: Callable[[int], None] = lambda done: None) -> Result:
     """Read all files, and return the space that they need in a repository.
 
-    :param progress: called with the bytes read so far
+    :param progress: called with the bytes read so far. Those of a file with a
+        format count twice.
     :raises InvalidParameter: for options that no repository can have
     """
-    parameters = options.parameters()
-    minimum, average = parameters.cuts
-    engine = _engine.Estimate(
-        block_size=parameters.block_size, cut_minimum=minimum,
-        cut_average=average, segment_size=parameters.segment_size,
-        codec=options.codec, codec_level=options.level, again_codec='zstd',
-        again_level=LEVEL, table_bytes=0 if options.exact else TABLE)
-    images, unreadable = [], []
+    counts = [_Count(options)]
+    unconfined = None
+    if with_format := set(formatted(files)):
+        try:
+            confined.require_program()
+            counts.append(_Count(options))
+        except exceptions.UnavailableError as e:
+            unconfined = str(e)
+    unreadable = []
     done = 0
     with futures.ThreadPoolExecutor(1, 'read-ahead') as ahead:
         for path in files:
             image = Image(path, 0)
             try:
-                with _File(path, ahead) as file:
-                    image.size = file.size
-                    image.advice = file.advice
-                    for length in _take(engine, file, parameters.block_size):
-                        done += length
-                        progress(done)
+                for length in _read(path, image, counts, ahead,
+                                    path in with_format):
+                    done += length
+                    progress(done)
             except OSError as e:
                 e.filename = e.filename or path
                 unreadable.append((path, e))
-            # The part that was read counts, since the engine has counted it.
-            zeros, image.extents = engine.end()
-            image.nonzero = max(0, image.size - zeros)
-            images.append(image)
-    return _sum(engine, images, unreadable, parameters)
+    first, *second = [
+        _sum(count.engine, count.images, unreadable, count.parameters)
+        for count in counts]
+    for found in second:
+        first.with_disks = found
+    first.unconfined = unconfined
+    return first
 
 
-def _take(engine: _engine.Estimate, file: '_File',
+def _read(path: str, image: Image, counts: list[_Count],
+          ahead: futures.Executor, has_format: bool) -> Iterator[int]:
+    """Count one file; yields the bytes read, by and by."""
+    first, *second = counts
+    with contextlib.ExitStack() as stack:
+        disk = None
+        if second and has_format:
+            disk = _disk_of(path, image, stack)
+        as_file = counts if disk is None else counts[:1]
+        try:
+            with _File(path, ahead) as file:
+                image.size = file.size
+                image.advice = file.advice
+                yield from _take([count.engine for count in as_file], file,
+                                 first.parameters.block_size)
+        finally:
+            first.end(image, image.size)
+            for count in as_file[1:]:
+                count.end(dataclasses.replace(image), image.size)
+        if disk is None:
+            return
+        try:
+            yield from _take_disk(path, disk, second[0])
+        except _NO_DISK as e:
+            image.disk = (f'its disk would not be kept: {e}. The sums with '
+                          'disks have a part of it in place of the file')
+
+
+def _disk_of(path: str, image: Image, stack: contextlib.ExitStack
+             ) -> disk_survey.Disk | None:
+    """The disk of a file, open until the stack is closed, if it has one."""
+    fd = stack.enter_context(closing.descriptor(_open(path)))
+    stack.callback(os.posix_fadvise, fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        disk = stack.enter_context(disk_survey.Disk(
+            lambda length, offset: os.pread(fd, length, offset),
+            os.fstat(fd).st_size))
+    except _NO_DISK as e:
+        image.disk = f'its disk would not be kept: {e}'
+        return None
+    image.disk = f'the disk in this {disk.format} would be kept'
+    if disk.streams:
+        image.disk += (f'; zlib makes {100 * disk.equal:.0f} % of the '
+                       'compressed bytes again')
+    return disk
+
+
+def _take_disk(path: str, disk: disk_survey.Disk,
+               count: _Count) -> Iterator[int]:
+    try:
+        yield from disk.give(count.data, count.zeros)
+    finally:
+        count.end(Image(path, disk.size, is_disk=True), count.end_bytes())
+
+
+def _take(engines: list[_engine.Estimate], file: '_File',
           block: int) -> Iterator[int]:
-    """Give the engine all of a file; yields the bytes read, by and by."""
+    """Give engines all of a file; yields the bytes read, by and by."""
     offset = 0
     while offset < file.size:
         hole = file.data_from(offset) - offset
         if hole >= block:
             zeros = hole // block * block
-            engine.take_zeros(zeros)
+            for engine in engines:
+                engine.take_zeros(zeros)
             offset += zeros
             continue
         piece = file.read(offset)
         last = offset + len(piece) >= file.size
-        used = engine.take(piece, last)
+        used = [engine.take(piece, last) for engine in engines][0]
         if not used:
             raise OSError(errno.EIO, 'it became shorter while it was read')
         offset += used
@@ -240,11 +382,23 @@ def metadata(images: list[Image], blocks: int,
             + blocks * _CATALOG + layout.reserve_bytes(blocks * _CATALOG))
 
 
+def _open(path: str) -> int:
+    try:
+        # Reading leaves no trace. Only the file's owner may request this.
+        fd = access.open_file(path, os.O_RDONLY | os.O_NOATIME)
+    except PermissionError:
+        fd = access.open_file(path, os.O_RDONLY)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, 'it is not an ordinary file', path)
+    return fd
+
+
 class _File:
     """A file that is read piece by piece, the next one ahead."""
 
     def __init__(self, path: str, ahead: futures.Executor):
-        self.fd = self._open(path)
+        self.fd = _open(path)
         self._ahead = ahead
         self._coming: tuple[int, futures.Future] | None = None
         found = os.fstat(self.fd)
@@ -253,18 +407,6 @@ class _File:
         # From now on memory and offsets must be multiples of a page.
         self._direct = self._make_direct(True)
         self._buffers = [mmap.mmap(-1, PIECE + _PAGE) for _ in range(2)]
-
-    @staticmethod
-    def _open(path: str) -> int:
-        try:
-            # Reading leaves no trace. Only the file's owner may request this.
-            fd = access.open_file(path, os.O_RDONLY | os.O_NOATIME)
-        except PermissionError:
-            fd = access.open_file(path, os.O_RDONLY)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, 'it is not an ordinary file', path)
-        return fd
 
     def _make_direct(self, direct: bool) -> bool:
         flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)

@@ -16,6 +16,7 @@
  *     scrub             spare
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
+ *     deflate
  *     batch                            what ranks send each other
  *     opened            part           what these two have open
  *     call                             calls of the engine, without the GIL
@@ -316,6 +317,7 @@ extern PyMethodDef gd_py_fingerprint_functions[]; /* fingerprint.c */
 extern PyMethodDef gd_py_run_functions[];         /* runs.c */
 extern PyMethodDef gd_py_duplicates_functions[];  /* duplicates.c */
 extern PyMethodDef gd_py_batch_functions[];       /* batch.c */
+extern PyMethodDef gd_py_deflate_functions[];     /* deflate.c */
 extern PyMethodDef gd_py_scrub_functions[];       /* scrub.c */
 extern PyMethodDef gd_py_spare_functions[];       /* spare.c */
 extern PyMethodDef gd_py_rewriting_functions[];   /* rewriting.c */

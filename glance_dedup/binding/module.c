@@ -54,6 +54,7 @@ add_functions(PyObject *module)
         gd_py_scrub_functions,       gd_py_spare_functions,
         gd_py_duplicates_functions,  gd_py_rewriting_functions,
         gd_py_repository_functions,  gd_py_batch_functions,
+        gd_py_deflate_functions,
     };
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
         if (PyModule_AddFunctions(module, functions[i]) < 0) {

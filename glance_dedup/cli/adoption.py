@@ -27,7 +27,10 @@ class Estimate(command.RepositoryCommand, lister.Lister):
 
     Files are only read. The sums are the disk space of a repository with these
     images alone, including its metadata and its catalog: once as uploads
-    leave it, and once after recompression.
+    leave it, and once after recompression. If there are disks in a format such
+    as qcow2, rows of the kind "disk" and two more sums show what would be
+    stored if the repository kept these disks, and derived their files. It does
+    not do that yet.
     """
 
     def add_arguments(self, parser):
@@ -63,8 +66,9 @@ class Estimate(command.RepositoryCommand, lister.Lister):
             memory = units.size(
                 estimate.exact_memory(files, options))
             self.app.tell(f'this may take {memory} of memory')
+        to_read = [*files, *estimate.formatted(files)]
         with self.progress(
-                'reading', estimate.data_bytes(files)) as progress:
+                'reading', estimate.data_bytes(to_read)) as progress:
             result = estimate.estimate(files, options, progress.update)
         self._tell(result)
         if len(result.unreadable) == len(files):
@@ -79,8 +83,11 @@ class Estimate(command.RepositoryCommand, lister.Lister):
         for _, error in result.unreadable:
             self.app.report(error)
         for image in result.images:
-            if image.advice:
-                self.app.tell(f'{image.path}: {image.advice}')
+            for sentence in image.advice, image.disk:
+                if sentence:
+                    self.app.tell(f'{image.path}: {sentence}')
+        if result.unconfined:
+            self.app.tell(f'no disk was counted: {result.unconfined}')
         if result.one_of > 1:
             self.app.tell(
                 f'one block in {result.one_of} was counted; what is stored '
@@ -89,19 +96,31 @@ class Estimate(command.RepositoryCommand, lister.Lister):
 
     @staticmethod
     def _rows(result):
-        images = result.images
-        size, nonzero, new = (sum(getattr(image, name) for image in images)
-                              for name in ('size', 'nonzero', 'new'))
+        def figures(of):
+            return [sum(getattr(image, name) for image in of.images)
+                    for name in ('size', 'nonzero', 'new')]
+
+        def row(kind, image):
+            return (kind, image.path, image.size, image.nonzero, image.new,
+                    image.stored)
+
         # Of those that could not be opened, nothing is known.
         unknown = {path for path, _ in result.unreadable}
-        rows = [('image', image.path, image.size, image.nonzero, image.new,
-                 image.stored) for image in images
+        sums = figures(result)
+        rows = [row('image', image) for image in result.images
                 if image.size or image.path not in unknown]
-        rows += [('sum', 'all blocks', size, nonzero, new, result.stored),
+        rows += [('sum', 'all blocks', *sums, result.stored),
                  ('sum', 'metadata', None, None, None, result.metadata),
-                 ('sum', 'on the disk', size, nonzero, new, result.on_disk),
-                 ('sum', 'on the disk, recompressed', size, nonzero, new,
+                 ('sum', 'on the disk', *sums, result.on_disk),
+                 ('sum', 'on the disk, recompressed', *sums,
                   result.on_disk_recompressed)]
+        if disks := result.with_disks:
+            sums = figures(disks)
+            rows += [row('disk', image) for image in disks.images
+                     if image.is_disk]
+            rows += [('sum', 'with disks', *sums, disks.on_disk),
+                     ('sum', 'with disks, recompressed', *sums,
+                      disks.on_disk_recompressed)]
         return [(kind, name, *map(common.Size, (size, nonzero, new, stored)),
                  common.saved(nonzero or 0, stored))
                 for kind, name, size, nonzero, new, stored in rows]

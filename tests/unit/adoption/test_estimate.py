@@ -12,10 +12,12 @@ from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from glance_dedup import _engine
 from glance_dedup.adoption import estimate
+from glance_dedup.base import confined
 from glance_dedup.base import exceptions
 from glance_dedup.base import pacing
 from glance_dedup.repository import space
 from tests.support import maintenance
+from tests.support import qcow2files
 from tests.support import repositories
 from tests.support.repositories import mixture
 from tests.support.repositories import noise
@@ -268,3 +270,94 @@ def test_memory_is_told_before(place):
     assert 2048 * 16 < small < 2048 * 100
     assert estimate.exact_memory(
         files, estimate.Options(block_size=512)) == pytest.approx(8 * small)
+
+
+def qcow2(path, plain):
+    """Write a compressed qcow2 with whole clusters."""
+    size = qcow2files.CLUSTER
+    path.write_bytes(qcow2files.file_of([
+        qcow2files.deflated(plain[at:at + size])
+        for at in range(0, len(plain), size)]))
+
+
+def test_disks_are_counted_as_raw_images(place):
+    """A disk shares its blocks with the raw image, and other files stay."""
+    raw = text(MIB, 1) + bytes(MIB // 2) + text(MIB // 4, 2)
+    qcow2(place / 'a.qcow2', raw)
+    (place / 'b.raw').write_bytes(raw)
+    qcow2(place / 'c.qcow2', raw[:MIB])
+    files = [str(place / name) for name in ('a.qcow2', 'b.raw', 'c.qcow2')]
+    done = []
+    found = estimate.estimate(files, estimate.Options(), done.append)
+    alone = estimate.estimate(files[1:2], estimate.Options())
+    assert found.images[1].new == alone.images[0].new
+    assert all('100 % of the compressed bytes' in image.disk
+               for image in found.images[::2])
+    disks = found.with_disks
+    assert [image.is_disk for image in disks.images] == [True, False, True]
+    assert [image.size for image in disks.images] == [
+        len(raw), len(raw), MIB]
+    rest = 4 * qcow2files.CLUSTER + 8192
+    assert alone.images[0].new <= disks.images[0].new <= (
+        alone.images[0].new + rest)
+    assert disks.images[1].new == 0 and disks.images[2].new <= rest
+    assert disks.stored < 0.7 * found.stored
+    sizes = [os.path.getsize(file) for file in files]
+    assert 0.9 * (2 * sum(sizes) - sizes[1]) < done[-1] < (
+        2 * sum(sizes) - sizes[1] + 2 * rest)
+
+
+def test_long_holes_of_a_disk():
+    """Zeros that are counted as such give the figures of those written."""
+    raw = text(5000, 1) + bytes(9 * MIB) + text(70_000, 2) + bytes(5 * MIB)
+    for options in (estimate.Options(),
+                    estimate.Options(chunking='content-defined')):
+        counts = [estimate._Count(options) for _ in range(2)]
+        for count, hole in zip(counts, (counts[0].zeros, lambda length: (
+                counts[1].data(bytes(length))))):
+            count.data(raw[:5000])
+            hole(9 * MIB)
+            count.data(raw[5000 + 9 * MIB:][:70_000])
+            hole(len(raw) - 5000 - 9 * MIB - 70_000)
+            assert count.end_bytes() == len(raw)
+            count.end(estimate.Image('', len(raw)), len(raw))
+        one, other = (count.images for count in counts)
+        assert one == other
+        assert counts[0].engine.sum() == counts[1].engine.sum()
+
+
+def test_a_disk_that_would_not_be_kept(place):
+    """Such a file counts as it is, in all sums."""
+    (place / 'a').write_bytes(qcow2files.file_of(
+        [qcow2files.foreign(text(4096, 1))] * 3) + noise(5 * BLOCK))
+    (place / 'b').write_bytes(b'QFI\xfb' + noise(5 * BLOCK))
+    found = estimate.estimate(
+        [str(place / 'a'), str(place / 'b')], estimate.Options())
+    assert 'only 0 %' in found.images[0].disk
+    assert 'would not be kept: it is qcow2 of' in found.images[1].disk
+    assert found.with_disks.on_disk == found.on_disk
+
+
+def test_a_damaged_disk(place):
+    raw = text(2 * MIB, 1)
+    qcow2(place / 'a', raw)
+    with (place / 'a').open('rb+') as f:
+        f.seek(-3000, os.SEEK_END)
+        f.write(b'\xff' * 3000)
+    found = estimate.estimate([str(place / 'a')], estimate.Options())
+    assert 'a compressed cluster of it is damaged' in found.images[0].disk
+    assert found.images[0].size == (place / 'a').stat().st_size
+
+
+def test_no_formats(place):
+    found = estimate.estimate(image_files(place), estimate.Options())
+    assert found.with_disks is None and found.unconfined is None
+
+
+def test_no_program(place, monkeypatch):
+    """The files are counted, and a sentence says what is missing."""
+    monkeypatch.setattr(confined, 'PROGRAM', str(place / 'none'))
+    qcow2(place / 'a', text(MIB // 4, 1))
+    found = estimate.estimate([str(place / 'a')], estimate.Options())
+    assert found.images[0].new > 0 and found.with_disks is None
+    assert 'install the package again' in found.unconfined

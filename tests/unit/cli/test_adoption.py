@@ -12,12 +12,14 @@ import uuid
 
 import pytest
 
+from glance_dedup.base import confined
 from glance_dedup.base import hashes
 from glance_dedup.base import inputs
 from glance_dedup.cli import command
 from glance_dedup.cli import glance_access
 from glance_dedup.client import glance_api
 from tests.support import disks
+from tests.support import qcow2files
 from tests.support import repositories
 from tests.support.repositories import mixture
 from tests.support.repositories import noise
@@ -144,6 +146,25 @@ def test_estimate_says_what_to_do(cli, files, monkeypatch):
     monkeypatch.setattr(estimate, 'TABLE', 1)
     (files / 'large').write_bytes(noise(16 * MIB))
     assert 'one block in 2 was counted' in cli('glance', 'estimate', files).err
+
+
+def test_estimate_of_disks(cli, files, monkeypatch):
+    plain = noise(100_000).hex().encode()[:40 * 4096]
+    (files / 'image.qcow2').write_bytes(qcow2files.file_of([
+        qcow2files.deflated(plain[at:at + 4096])
+        for at in range(0, len(plain), 4096)]))
+    (files / 'image.raw').write_bytes(plain)
+    result = cli('glance', 'estimate', files, '-f', 'json')
+    rows = {(row['kind'], row['name']): row for row in json.loads(result.out)}
+    assert rows['disk', str(files / 'image.qcow2')]['size'] == len(plain)
+    assert ('disk', str(files / 'image.raw')) not in rows
+    assert (rows['sum', 'with disks']['stored_bytes']
+            < rows['sum', 'on the disk']['stored_bytes'])
+    assert 'image.qcow2: the disk in this qcow2 would be kept' in result.err
+    monkeypatch.setattr(confined, 'PROGRAM', '/nonexistent')
+    result = cli('glance', 'estimate', files, '-f', 'json')
+    assert result.status == 0 and 'no disk was counted' in result.err
+    assert 'with disks' not in result.out
 
 
 # -- import -------------------------------------------------------------------
