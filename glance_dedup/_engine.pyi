@@ -672,7 +672,7 @@ def find_deflate(samples: list[tuple[Any, Any]], has_header: bool
     as long as deflating a sample."""
 def deflates_to(params: tuple[int, int, int, int, int],
                 sample: tuple[Any, Any]) -> bool:
-    """Whether these parameters make a sample's stream of its plain bytes."""
+    """Return whether these parameters make a sample's stream."""
 def is_cryptographic(name: str) -> bool: ...
 def after_fork() -> None: ...
 def add_runs(counts: bytearray | memoryview, group: int, chunk: int,

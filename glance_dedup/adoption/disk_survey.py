@@ -166,7 +166,7 @@ class Disk:
             yield from self._give_range(begin, end, data)
 
     def _is_derived(self, used: int, plain: int) -> bool:
-        """Whether an encoder makes a stream: so many bytes of all."""
+        """Return whether a stream counts as one that an encoder makes."""
         if used * _MIN_STREAM < plain:
             return False
         self._unequal += (1 - self.equal) * used

@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
     @property
     def is_stream(self) -> bool:
-        """Whether the bytes are compressed."""
+        """True if the bytes are compressed."""
         return self.kind >= DEFLATED
 
 
