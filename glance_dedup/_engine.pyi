@@ -140,7 +140,11 @@ class Transaction:
     def copy_table(self, image: 'Image') -> None:
         """Add the table of an image all of whose plain bytes were added."""
     def finish(self) -> dict[str, Any]:
-        """Make the converted recipe durable, and return its header."""
+        """Make the converted recipe durable, and return its header. Without a
+        table it is the recipe of the file."""
+    def open_finished(self) -> 'Image':
+        """Open the converted recipe for reading. Close the image before the
+        transaction ends."""
     def exchange(self) -> bool:
         """Give the image the new recipe; False if it has changed."""
 
@@ -171,6 +175,8 @@ class Transaction:
         """Append the bytes [start, end) of an image that the same Repository
         has open, by the addresses of its blocks; at a block's boundary,
         likewise. Returns how many bytes had to be read and stored."""
+    def write_zeros(self, length: int) -> None:
+        """Append zeros as `write` would, but any number at once."""
     def add_zeros(self, length: int) -> None:
         """Append zeros; at a block's boundary, likewise."""
     def keep(self) -> tuple[int, int]:
@@ -671,8 +677,10 @@ def find_deflate(samples: list[tuple[Any, Any]], has_header: bool
     of plain bytes: pairs of both. None: none do, which takes up to 1,500 times
     as long as deflating a sample."""
 def deflates_to(params: tuple[int, int, int, int, int],
-                sample: tuple[Any, Any]) -> bool:
-    """Return whether these parameters make a sample's stream."""
+                sample: tuple[Any, Any]) -> int | None:
+    """The XXH3-64 of a sample's stream if these parameters make it."""
+def require_golden() -> None:
+    """VersionError if the encoder does not make the bytes that it must."""
 def is_cryptographic(name: str) -> bool: ...
 def after_fork() -> None: ...
 def add_runs(counts: bytearray | memoryview, group: int, chunk: int,

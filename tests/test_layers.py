@@ -49,7 +49,7 @@ PACKAGES = {
     'glance_dedup.base': '',
     'glance_dedup.check':
         'base.access base.closing base.exceptions base.hashes base.leveldb '
-        'base.scratch',
+        'base.scratch base.sorting',
     'glance_dedup.objects': 'base',
     'glance_dedup.repository': '_engine base objects',
     'glance_dedup.maintenance': '_engine base repository',
@@ -156,7 +156,7 @@ TESTED_BY = {
     'glance_dedup.check.lists': 'unit/check/test_checker_structures.py',
     'glance_dedup.check.locks': 'unit/check/test_checker_in_use.py',
     'glance_dedup.check.parameters': 'unit/check/test_checker_parameters.py',
-    'glance_dedup.check.sorting': 'unit/check/test_exact_index.py',
+    'glance_dedup.base.sorting': 'unit/check/test_exact_index.py',
     'glance_dedup.check.recipe_reader': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.recipe_table': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.check_report': 'unit/check/test_checker_damage.py',

@@ -13,7 +13,7 @@ so that a production host keeps its cache. Otherwise the pages that were read
 are dropped from the cache.
 
 If a file has a disk in a format such as qcow2, a second count has the plain
-bytes of these disks (:mod:`.disk_survey`) in place of the files, and the other
+bytes of these disks (:mod:`glance_dedup.repository.disk_survey`) in place of the files, and the other
 files as they are.
 """
 
@@ -29,13 +29,13 @@ import os
 import stat
 
 from glance_dedup import _engine
-from glance_dedup.adoption import disk_survey
 from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import confined
 from glance_dedup.base import diskformats
 from glance_dedup.base import exceptions
 from glance_dedup.base import formats
+from glance_dedup.repository import disk_survey
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
 

@@ -25,8 +25,8 @@ from glance_dedup.base import printable
 #: The program, beside this package.
 PROGRAM = os.path.join(os.path.dirname(os.path.dirname(__file__)),
                        'glance-dedup-confined')
-#: By the number of END.
-FORMATS = 'raw', 'qcow2', 'vmdk', 'vpc', 'vhdx', 'vdi'
+#: By the number of END, as Glance calls them.
+FORMATS = 'raw', 'qcow2', 'vmdk', 'vhd', 'vhdx', 'vdi'
 UNALLOCATED, ZEROS, PLAIN, DEFLATED, ZLIB, ZSTD = range(6)
 MAX_CLUSTER = 2 << 20
 SECTOR = 512

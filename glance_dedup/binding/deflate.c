@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "engine/base/coding.h"
+#include "engine/deflate/golden.h"
 #include "engine/deflate/paramsearch.h"
 
 enum { MAX_SAMPLES = 8 };
@@ -98,7 +100,7 @@ compare(const gd_deflate_params *params, const gd_paramsearch_sample *sample,
     return s;
 }
 
-/* deflates_to(params, (plain, stream)) */
+/* deflates_to(params, (plain, stream)): the checksum of an equal stream */
 static PyObject *
 engine_deflates_to(PyObject *module, PyObject *args)
 {
@@ -108,6 +110,7 @@ engine_deflates_to(PyObject *module, PyObject *args)
     gd_paramsearch_sample sample;
     Py_buffer views[2];
     bool equal = false;
+    uint64_t checksum = 0;
     gd_error err;
     gd_status s;
     if (!PyArg_ParseTuple(args, "(bbbbb)O!", &params.level,
@@ -120,17 +123,35 @@ engine_deflates_to(PyObject *module, PyObject *args)
     params.has_header = has_header != 0;
     Py_BEGIN_ALLOW_THREADS
     s = compare(&params, &sample, &equal, &err);
+    if (equal) {
+        checksum = gd_checksum(sample.stream, sample.stream_length, 0);
+    }
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&views[0]);
     PyBuffer_Release(&views[1]);
     if (s != GD_OK) {
         return gd_py_raise_in(PyModule_GetState(module), &err);
     }
-    return PyBool_FromLong(equal);
+    if (!equal) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromUnsignedLongLong(checksum);
+}
+
+/* require_golden() */
+static PyObject *
+engine_require_golden(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    gd_error err;
+    if (gd_golden_compare(gd_env_posix(), &err) != GD_OK) {
+        return gd_py_raise_in(PyModule_GetState(module), &err);
+    }
+    Py_RETURN_NONE;
 }
 
 PyMethodDef gd_py_deflate_functions[] = {
     {"find_deflate", engine_find_deflate, METH_VARARGS, NULL},
     {"deflates_to", engine_deflates_to, METH_VARARGS, NULL},
+    {"require_golden", engine_require_golden, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -17,6 +17,7 @@ from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import conversion
+from glance_dedup.repository import disk_survey
 from glance_dedup.repository import space
 
 
@@ -44,7 +45,7 @@ def convert(repo, maintainer, image_id, data):
     """
     begin = len(data) // 1024 * 512
     disk, rest = data[begin:], data[:begin]
-    align = conversion.REST_ALIGN
+    align = disk_survey.REST_ALIGN
     with repo.begin_conversion(image_id) as new:
         new.write(disk)
         new.add_zeros(align - len(disk))

@@ -15,9 +15,10 @@ import xxhash
 from dedupd.tasks import merger
 from glance_dedup.base import pacing
 from glance_dedup.repository import conversion
+from glance_dedup.repository import disk_survey
 from tests.support import repositories
 
-ALIGN = conversion.REST_ALIGN
+ALIGN = disk_survey.REST_ALIGN
 #: As QEMU compresses clusters of qcow2; and as zlib does by default.
 QEMU = conversion.Encoder(6, 12, 9)
 PLAIN = conversion.Encoder(6, 15, 8, has_header=True)

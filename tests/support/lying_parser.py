@@ -8,6 +8,8 @@ Its first argument names one of :data:`LIES`. It speaks the protocol of
 
 import itertools
 import os
+import pathlib
+import shlex
 import signal
 import struct
 import sys
@@ -183,6 +185,15 @@ STREAM = {
     'half of the bytes': (
         ((plain, ROOM, CLUSTER, 100), (os._exit, 0)), 'status 0'),
 }
+
+
+def make(directory: pathlib.Path, when: str, lie: str) -> str:
+    """Make the program that lies so; return its path."""
+    program = directory / 'program'
+    command = [sys.executable, __file__, when, lie]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 def main() -> None:

@@ -4,8 +4,6 @@
 
 import contextlib
 import os
-import shlex
-import sys
 
 import pytest
 
@@ -25,12 +23,8 @@ def lying(tmp_path, monkeypatch):
         return bytes(SIZE)[offset:offset + length]
 
     def start(when, lie):
-        program = tmp_path / 'program'
-        command = [sys.executable, lying_parser.__file__, when, lie]
-        program.write_text(
-            f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-        program.chmod(0o755)
-        monkeypatch.setattr(confined, 'PROGRAM', str(program))
+        monkeypatch.setattr(confined, 'PROGRAM',
+                            lying_parser.make(tmp_path, when, lie))
         return confined.Parser(read, SIZE)
     return start
 

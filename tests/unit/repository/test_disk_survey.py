@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from glance_dedup.adoption import disk_survey
 from glance_dedup.base import confined
+from glance_dedup.repository import disk_survey
 from tests.support import qcow2files
 from tests.support.repositories import mixture
 from tests.support.repositories import noise
@@ -51,7 +51,8 @@ def test_disk_and_rest(tmp_path, name, options):
                     tmp_path / 'file'], check=True, timeout=120)
     file = (tmp_path / 'file').read_bytes()
     with disk_in(file) as disk:
-        assert (disk.format, disk.size) == (name, len(raw))
+        assert (disk.format, disk.size) == (
+            {'vpc': 'vhd'}.get(name, name), len(raw))
         assert disk.equal == 1
         content, used = plain_bytes(disk)
     assert content[:len(raw)] == raw
@@ -122,7 +123,7 @@ def test_a_sample_of_many(monkeypatch):
     tried = []
     monkeypatch.setattr(
         disk_survey._engine, 'deflates_to',
-        lambda params, sample: not tried.append(sample[1]))
+        lambda params, sample: tried.append(sample[1]) or 1)
     streams = streams_of(30, qcow2files.deflated)
     with disk_in(qcow2files.file_of(streams)) as disk:
         assert disk.equal == 1
