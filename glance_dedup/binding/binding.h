@@ -333,6 +333,8 @@ PyObject *gd_py_begin_table(PyObject *transaction, PyObject *args);
 PyObject *gd_py_add_derived(PyObject *transaction, PyObject *args);
 PyObject *gd_py_copy_table(PyObject *transaction, PyObject *args);
 PyObject *gd_py_finish_conversion(PyObject *transaction, PyObject *unused);
+/* image.c */
+PyObject *gd_py_open_finished(PyObject *transaction, PyObject *unused);
 PyObject *gd_py_exchange_conversion(PyObject *transaction, PyObject *unused);
 
 extern const gd_py_type gd_py_image_type; /* image.c */

@@ -5,7 +5,9 @@
 #include "binding/binding.h"
 
 #include "engine/exchange/wire.h"
+#include "engine/files/spool.h"
 #include "engine/read/image.h"
+#include "engine/write/transaction.h"
 
 static void
 close_image(void *handle)
@@ -36,6 +38,34 @@ gd_py_open_image(PyObject *object, PyObject *args)
     gd_status s = gd_image_open(self->owner->repo, image_id, upload, &image,
                                 &call.err);
     return gd_py_end_opening(self, s, image, &call);
+}
+
+PyObject *
+gd_py_open_finished(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
+    opened_object *transaction = (opened_object *)object;
+    const gd_spool_writer *spool;
+    gd_image *image = NULL;
+    gd_py_call call;
+    if (!gd_py_enter_opened(transaction)) {
+        return NULL;
+    }
+    opened_object *self =
+        gd_py_begin_opening((PyObject *)transaction->owner, state->image_type,
+                            &image_kind, &call);
+    PyObject *result = NULL;
+    if (self != NULL) {
+        gd_status s = gd_transaction_require_finished(transaction->handle,
+                                                      &spool, &call.err);
+        if (s == GD_OK) {
+            s = gd_image_open_spooled(self->owner->repo, spool->name, &image,
+                                      &call.err);
+        }
+        result = gd_py_end_opening(self, s, image, &call);
+    }
+    gd_py_leave_opened(transaction);
+    return result;
 }
 
 static gd_image *

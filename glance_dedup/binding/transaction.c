@@ -320,7 +320,8 @@ transaction_add_runs(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-transaction_add_zeros(PyObject *object, PyObject *args)
+append_zeros(PyObject *object, PyObject *args,
+             gd_status (*append)(gd_transaction *, uint64_t, gd_error *))
 {
     opened_object *self = (opened_object *)object;
     unsigned long long length;
@@ -329,8 +330,19 @@ transaction_add_zeros(PyObject *object, PyObject *args)
         !gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    return gd_py_end_none(
-        &call, gd_transaction_add_zeros(self->handle, length, &call.err));
+    return gd_py_end_none(&call, append(self->handle, length, &call.err));
+}
+
+static PyObject *
+transaction_write_zeros(PyObject *object, PyObject *args)
+{
+    return append_zeros(object, args, gd_transaction_write_zeros);
+}
+
+static PyObject *
+transaction_add_zeros(PyObject *object, PyObject *args)
+{
+    return append_zeros(object, args, gd_transaction_add_zeros);
 }
 
 /* keep() -> (new bytes, stored bytes) */
@@ -411,6 +423,7 @@ transaction_upload_id(PyObject *object, void *Py_UNUSED(unused))
 
 static PyMethodDef transaction_methods[] = {
     {"write", transaction_write, METH_O, NULL},
+    {"write_zeros", transaction_write_zeros, METH_VARARGS, NULL},
     {"find", transaction_find, METH_VARARGS, NULL},
     {"find_at", transaction_find_at, METH_VARARGS, NULL},
     {"add", transaction_add, METH_VARARGS, NULL},
@@ -427,6 +440,7 @@ static PyMethodDef transaction_methods[] = {
     {"add_derived", gd_py_add_derived, METH_VARARGS, NULL},
     {"copy_table", gd_py_copy_table, METH_VARARGS, NULL},
     {"finish", gd_py_finish_conversion, METH_NOARGS, NULL},
+    {"open_finished", gd_py_open_finished, METH_NOARGS, NULL},
     {"exchange", gd_py_exchange_conversion, METH_NOARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},
     {"commit_open", transaction_commit_open, METH_NOARGS, NULL},

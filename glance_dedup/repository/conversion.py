@@ -2,7 +2,8 @@
 
 """A stored image gets another recipe: plain bytes, and a table.
 
-The table says how the file is made from the plain bytes (image-disks.rst).
+The table says how the file is made from the plain bytes (image-disks.rst). Or
+it gets the recipe of its file back, which has no table.
 :meth:`Repository.begin_conversion
 <glance_dedup.repository.image_repository.Repository.begin_conversion>` makes
 these objects.
@@ -19,8 +20,6 @@ from glance_dedup.repository import openimages
 
 #: Formats of files, by their numbers in a recipe's header.
 FORMATS = {'qcow2': 1, 'vmdk': 2, 'vhd': 3, 'vhdx': 4, 'vdi': 5}
-#: The rest begins at the first multiple of this behind the end of the disk.
-REST_ALIGN = 2 << 20
 _ZLIB = 1                       # an encoder's id
 _ENCODER = struct.Struct('6B')
 _EXTENT = struct.Struct('<QQIIQ')
@@ -66,9 +65,9 @@ class Conversion(openimages.Transaction):
     """The plain bytes of a stored image, and then its table.
 
     What is written is the plain bytes: the disk, zeros up to the next multiple
-    of :data:`REST_ALIGN`, and the rest. :meth:`finish` and :meth:`exchange`
-    take the place of a commit. Leaving the ``with`` block before
-    :meth:`finish` gives the new recipe up.
+    of :data:`.disk_survey.REST_ALIGN`, and the rest. :meth:`finish` and
+    :meth:`exchange` take the place of a commit. Leaving the ``with`` block
+    before :meth:`finish` gives the new recipe up.
     """
 
     def begin_table(self, table: Table) -> None:
@@ -101,12 +100,21 @@ class Conversion(openimages.Transaction):
         """Make the new recipe durable (N10.2); return its header.
 
         It stays in the spool from then on. It is counted before
-        :meth:`exchange` (N10.3).
+        :meth:`exchange` (N10.3). Without a table it is the recipe of the
+        file, whose bytes were written.
 
         :raises InvalidParameter: the table is not that of the whole file
         :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
         return self._engine.finish()
+
+    def open_finished(self) -> openimages.Image:
+        """Open the new recipe, to compare what a reader gets from it (F4).
+
+        REQUIRES: it is finished; and the image is closed before this is.
+        """
+        return openimages.Image(self._engine.open_finished(),
+                                self._repository)
 
     def exchange(self) -> bool:
         """Give the image the new recipe (N10.4 to N10.7).

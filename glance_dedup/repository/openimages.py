@@ -14,6 +14,7 @@ import dataclasses
 import logging
 from typing import Any
 from typing import Protocol
+from typing import Self
 
 from glance_dedup import _engine
 from glance_dedup.base import closing
@@ -133,6 +134,16 @@ class Transaction:
                 self._engine.set_dedup('probe')
         return self._engine.write(data)
 
+    def write_zeros(self, length: int) -> None:
+        """Append zeros as :meth:`write` would, but any number at once.
+
+        :raises InvalidParameter: the image would be longer than any file
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
+        """
+        repo_parameters.require_range('length', length, 0, (1 << 63) - 1)
+        self._infer = False
+        self._engine.write_zeros(length)
+
     def find(self, fingerprints: bytes, lengths: bytes) -> bytes:
         """Look blocks up by their fingerprints, for :meth:`add`.
 
@@ -226,7 +237,7 @@ class Transaction:
             self._engine.copy_table(image._engine)
 
     def add_zeros(self, length: int) -> None:
-        """Append `length` bytes of zeros.
+        """Append `length` bytes of zeros, as blocks of their own.
 
         :raises InvalidParameter: if the last ``write`` ended within a block,
             or the image would become longer than any file
@@ -318,7 +329,7 @@ class Transaction:
         """
         self._engine.abort()
 
-    def __enter__(self) -> 'Transaction':
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: Any) -> None:

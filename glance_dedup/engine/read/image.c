@@ -4,6 +4,7 @@
  */
 #include "engine/read/image.h"
 
+#include <fcntl.h>
 #include <string.h>
 
 #include "engine/files/spool.h"
@@ -17,29 +18,65 @@ plain_of(gd_image *image)
     return (gd_plain){image->repo, &image->recipe, &image->ahead};
 }
 
-gd_status
-gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
-              gd_image **out, gd_error *err)
+static gd_status
+allocate(gd_repo *repo, gd_image **out, gd_error *err)
 {
     GD_TRY(gd_repo_require_owner(repo, err));
-    gd_image *image = gd_calloc(repo->env, 1, sizeof *image, err);
-    if (image == NULL) {
+    *out = gd_calloc(repo->env, 1, sizeof **out, err);
+    if (*out == NULL) {
         return GD_NOMEM;
     }
     gd_fpcache_drop_some_removed(repo->cache);
-    gd_status s = gd_spool_open_recipe(repo->env, repo->root, &repo->params,
-                                       image_id, upload_id, &image->recipe,
-                                       err);
+    (*out)->repo = repo;
+    return GD_OK;
+}
+
+/* Frees the image if its recipe could not be opened. */
+static gd_status
+begin(gd_image *image, gd_status s, gd_image **out)
+{
+    gd_repo *repo = image->repo;
     if (s != GD_OK) {
         repo->env->release(repo->env, image);
         return s;
     }
-    image->repo = repo;
     image->recipe.cache = gd_metacache_pages(repo->metacache);
     gd_readahead_open(&image->ahead, repo, &image->recipe);
     gd_derivers_init(&image->derivers, plain_of(image));
     *out = image;
     return GD_OK;
+}
+
+gd_status
+gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
+              gd_image **out, gd_error *err)
+{
+    gd_image *image;
+    GD_TRY(allocate(repo, &image, err));
+    return begin(image, gd_spool_open_recipe(
+                            repo->env, repo->root, &repo->params, image_id,
+                            upload_id, &image->recipe, err), out);
+}
+
+gd_status
+gd_image_open_spooled(gd_repo *repo, const char *name, gd_image **out,
+                      gd_error *err)
+{
+    const gd_env *env = repo->env;
+    gd_image *image;
+    GD_TRY(allocate(repo, &image, err));
+    int fd = env->openat(env, repo->root, name,
+                         O_RDONLY | O_NOFOLLOW | O_CLOEXEC, 0);
+    if (fd < 0) {
+        return begin(image, gd_fail_errno(err, -fd, "cannot open %s", name),
+                     out);
+    }
+    gd_status s = gd_recipe_open(env, fd, name, &repo->params, NULL,
+                                 &image->recipe, err);
+    if (s != GD_OK) {
+        env->close(env, fd);
+    }
+    return begin(image, s, out);
 }
 
 void

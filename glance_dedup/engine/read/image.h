@@ -37,6 +37,11 @@ typedef struct gd_image {
 gd_status gd_image_open(gd_repo *repo, const char *image_id,
                         const uint8_t *upload_id, gd_image **image,
                         gd_error *err);
+/* The same for a finished recipe in the spool, which this process has made.
+ * REQUIRES: the transaction that made it has not ended, and so keeps its
+ * blocks. */
+gd_status gd_image_open_spooled(gd_repo *repo, const char *name,
+                                gd_image **out, gd_error *err);
 void gd_image_close(gd_image *image);
 const gd_recipe_header *gd_image_header(const gd_image *image);
 

@@ -328,9 +328,8 @@ take_bytes(gd_ingest *intake, const uint8_t *data, size_t length, bool stays,
 
 /* ---- cutting the batch again ---- */
 
-/* Takes zeros that were recognized before. */
-static gd_status
-take_zeros(gd_ingest *intake, uint64_t length, gd_error *err)
+gd_status
+gd_ingest_take_zeros(gd_ingest *intake, uint64_t length, gd_error *err)
 {
     gd_batch *b = &intake->batch;
     size_t block = intake->chunker.max_length, used;
@@ -382,13 +381,13 @@ cut_again(gd_ingest *intake, uint32_t shift, gd_error *err)
         const gd_block *first = &from->blocks[i];
         size_t length;
         i += count_run(first, from->count - i, &length);
-        s = take_zeros(intake, first->zeros_before, err);
+        s = gd_ingest_take_zeros(intake, first->zeros_before, err);
         if (s == GD_OK) {
             s = take_bytes(intake, first->data, length, true, false, err);
         }
     }
     if (s == GD_OK) {
-        s = take_zeros(intake, from->zeros_after, err);
+        s = gd_ingest_take_zeros(intake, from->zeros_after, err);
     }
     if (s == GD_OK) {
         s = take_bytes(intake, from->carry, from->carried, false, false, err);

@@ -69,6 +69,9 @@ void gd_ingest_set_dedup(gd_ingest *intake, gd_dedup dedup);
 /* Takes the next bytes.  On return the caller may reuse data. */
 gd_status gd_ingest_take(gd_ingest *intake, const uint8_t *data,
                          size_t length, gd_error *err);
+/* Takes zeros, which it does not look through. */
+gd_status gd_ingest_take_zeros(gd_ingest *intake, uint64_t length,
+                               gd_error *err);
 /* Takes blocks that were cut already and lie one behind the other in data, and
  * stores them.  old[i] is where an equal block may be, or group 0; old may be
  * NULL.  It is looked at before anything is looked up.  *addresses[i] is where a

@@ -523,6 +523,16 @@ require_longer(const gd_transaction *transaction, uint64_t length,
                          (unsigned long long)length);
 }
 
+gd_status
+gd_transaction_write_zeros(gd_transaction *transaction, uint64_t length,
+                           gd_error *err)
+{
+    GD_TRY(require_plain(transaction, err));
+    GD_TRY(require_longer(transaction, length, err));
+    return end_step(transaction, gd_ingest_take_zeros(&transaction->intake,
+                                                      length, err));
+}
+
 static gd_status
 require_source(const gd_transaction *transaction, const gd_image *source,
                uint64_t from, uint64_t to, gd_error *err)
@@ -854,17 +864,34 @@ sync_converted(gd_transaction *transaction, gd_recipe_header *header,
     return gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err);
 }
 
+/* Of a conversion back to the file: its bytes are the plain bytes. */
+static gd_status
+finish_file(gd_transaction *transaction, gd_error *err)
+{
+    const target *image = transaction->image;
+    GD_TRY(gd_ingest_finish(&transaction->intake, err));
+    uint64_t length = gd_recipe_length(image->recipe);
+    uint64_t size = transaction->old.header.size;
+    return length == size
+               ? GD_OK
+               : gd_fail(err, GD_INVALID, "image %s: %llu bytes are not its "
+                         "%llu", image->image_id, (unsigned long long)length,
+                         (unsigned long long)size);
+}
+
 gd_status
 gd_transaction_finish(gd_transaction *transaction, gd_recipe_header *header,
                       gd_error *err)
 {
     target *image = transaction->image;
     GD_TRY(require_under_way(transaction, err));
-    if (transaction->old.fd < 0 || image->table.recipe == NULL) {
-        return gd_fail(err, GD_INVALID, "image %s: this is no conversion, or "
-                       "its table has not begun", image->image_id);
+    if (transaction->old.fd < 0) {
+        return gd_fail(err, GD_INVALID, "image %s: this is no conversion",
+                       image->image_id);
     }
-    gd_status s = gd_disk_table_require_whole(&image->table, err);
+    gd_status s = image->table.recipe == NULL
+                      ? finish_file(transaction, err)
+                      : gd_disk_table_require_whole(&image->table, err);
     if (s == GD_OK) {
         s = gd_packer_sync(transaction->intake.packer, err); /* N8.1 */
     }

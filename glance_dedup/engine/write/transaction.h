@@ -94,7 +94,10 @@ gd_status gd_transaction_add_runs(gd_transaction *transaction,
                                   struct gd_image *source, uint64_t from,
                                   uint64_t to, uint64_t *stored,
                                   gd_error *err);
-/* Appends zeros; GD_INVALID after a write that ended within a block. */
+/* Appends zeros as gd_transaction_write would, but any number at once. */
+gd_status gd_transaction_write_zeros(gd_transaction *transaction,
+                                     uint64_t length, gd_error *err);
+/* Appends zeros as blocks of their own; GD_INVALID after a write that ended within a block. */
 gd_status gd_transaction_add_zeros(gd_transaction *transaction,
                                    uint64_t length, gd_error *err);
 /* Makes a sync point.  What was stored so far stays, and the next transaction
@@ -147,7 +150,7 @@ gd_status gd_transaction_copy_table(gd_transaction *transaction,
                                     const struct gd_image *source,
                                     gd_error *err);
 /* Makes the converted recipe durable (N10.2).  From then on its spool file
- * stays. */
+ * stays.  Without a table the recipe is that of the file. */
 gd_status gd_transaction_finish(gd_transaction *transaction,
                                 gd_recipe_header *header, gd_error *err);
 /* For the exchange: the image's old recipe, and the new one's spool file.
