@@ -149,7 +149,8 @@ class Figures:
         file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
             'images', 'backups', 'logical_bytes', 'zero_bytes',
-            'nonzero_bytes', 'unique_blocks', 'unique_bytes', 'uncounted'))
+            'nonzero_bytes', 'unique_blocks', 'unique_bytes', 'disks',
+            'derived_bytes', 'uncounted'))
         sums = self._known(lambda catalog: catalog.statistics())
         if sums is not None:
             fields = {name: sums[name] for name in fields if name in sums}

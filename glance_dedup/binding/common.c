@@ -278,6 +278,25 @@ gd_py_set_item(PyObject **list, size_t index, PyObject *item)
     }
 }
 
+/* Of an image with a disk, the zeros are those that its file is longer than the
+ * plain bytes that are none.  So sums of sizes and of zeros agree. */
+static uint64_t
+zero_bytes(const gd_recipe_header *h)
+{
+    uint64_t others = h->disk.plain_size - h->zero_bytes;
+    return others < h->size ? h->size - others : 0;
+}
+
+/* None: the image has no disk. */
+static PyObject *
+derived_bytes(const gd_recipe_header *h)
+{
+    if (!gd_recipe_has_disk(h)) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromUnsignedLongLong(h->disk.derived_bytes);
+}
+
 PyObject *
 gd_py_header_dict(const gd_recipe_header *h)
 {
@@ -287,17 +306,17 @@ gd_py_header_dict(const gd_recipe_header *h)
     PyObject *hash_name = PyUnicode_DecodeUTF8(
         h->hash.name, (Py_ssize_t)strlen(h->hash.name), "replace");
     return Py_BuildValue(
-        "{sssNsNsy#sy#sy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
+        "{sssNsNsy#sy#sy#sKsKsKsKsKsKsKsN}", "image_id", h->image_id, "project",
         project, "hash_name", hash_name, "hash_value", h->hash.value,
         (Py_ssize_t)h->hash.length, "scope", h->scope.id, (Py_ssize_t)GD_SCOPE_SIZE,
         "upload_id", h->upload_id, (Py_ssize_t)GD_ID_SIZE, "size",
         (unsigned long long)h->size, "zero_bytes",
-        (unsigned long long)h->zero_bytes, "new_bytes",
+        (unsigned long long)zero_bytes(h), "new_bytes",
         (unsigned long long)h->new_bytes, "stored_bytes",
         (unsigned long long)h->stored_bytes, "extents",
         (unsigned long long)h->extents, "fragments",
         (unsigned long long)h->fragments, "created",
-        (unsigned long long)h->created);
+        (unsigned long long)h->created, "derived_bytes", derived_bytes(h));
 }
 
 PyObject *

@@ -50,12 +50,19 @@ class RecipeHeader(typing.NamedTuple):
         """The bytes of all extents."""
         return self.size if self.disk is None else self.disk.plain_size
 
+    @property
+    def shown_zeros(self) -> int:
+        """The zeros in figures: what the size has beside the other bytes."""
+        return max(0, self.size - (self.plain_size - self.zero_bytes))
+
     def facts(self, blocks: int | None) -> dict:
         """Return the ledger's entry of a recipe with so many blocks."""
         return {
+            **({} if self.disk is None
+               else {'derived_bytes': self.disk.derived_bytes}),
             'image_id': self.image_id, 'upload_id': self.upload.hex(),
             'project': self.project, 'size': self.size,
-            'zero_bytes': self.zero_bytes, 'new_bytes': self.new_bytes,
+            'zero_bytes': self.shown_zeros, 'new_bytes': self.new_bytes,
             'stored_bytes': self.stored_bytes, 'blocks': blocks,
             'fragments': self.fragments, 'created': self.created}
 

@@ -150,7 +150,7 @@ class Recipes:
             if header is not None:
                 self._note_project(header, name)
                 figures['logical_bytes'] += header.size
-                figures['zero_bytes'] += header.zero_bytes
+                figures['zero_bytes'] += header.shown_zeros
                 figures['metadata_bytes'] += header.file_size
 
     def _note_project(self, header: recipe_reader.RecipeHeader, name: str

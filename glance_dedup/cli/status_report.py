@@ -109,6 +109,10 @@ class _Overview:
         if space.get('object_bytes'):
             yield _row('', f'{_size(space["object_bytes"])} in the object '
                        'store')
+        if space.get('disks'):
+            yield _row('', f'{_count(space["disks"], "image")} kept as disks, '
+                       f'whose files have {_size(space.get("derived_bytes"))} '
+                       'that are not stored')
         yield _row('saved', f'{_percent(space.get("saved_percent"))} of what '
                    'is not zeros')
         yield from self._disk(space)

@@ -91,13 +91,15 @@ class Catalog(refcounts.Accounts):
 
         ``images``, ``backups``, ``logical_bytes``, ``zero_bytes``,
         ``nonzero_bytes``, ``new_bytes``, ``stored_bytes``, ``blocks`` (counted
-        each time that a recipe names them), ``unique_blocks``; and
-        ``projects``: the same sums for each project, without
-        ``unique_blocks``.
+        each time that a recipe names them), ``unique_blocks``; ``disks``: the
+        recipes with a disk, and ``derived_bytes``: bytes of their files that
+        are not stored; and ``projects``: the same sums for each project,
+        without the last three.
         """
         changes = self._changes
         if self._statistics is None or self._statistics[0] != changes:
             projects: dict[str, dict[str, int]] = {}
+            disks = derived_bytes = 0
             for _, facts in self.ledger():
                 try:
                     sums = projects.setdefault(
@@ -110,6 +112,8 @@ class Catalog(refcounts.Accounts):
                         sums['images'] += 1
                     for name in _LEDGER_SUMS:
                         sums[name] += facts[name]
+                    disks += 'derived_bytes' in facts
+                    derived_bytes += facts.get('derived_bytes', 0)
                 except (KeyError, TypeError) as e:
                     raise self._damaged(f'facts of an image lack {e}')
             total = dict.fromkeys((*_KINDS, *_LEDGER_SUMS), 0)
@@ -120,6 +124,7 @@ class Catalog(refcounts.Accounts):
                 sums['logical_bytes'] = sums.pop('size')
                 sums['nonzero_bytes'] = (sums['logical_bytes']
                                          - sums['zero_bytes'])
+            total |= {'disks': disks, 'derived_bytes': derived_bytes}
             total['unique_blocks'] = sum(
                 facts['used'] for _, facts in self.groups())
             self._statistics = changes, {**total, 'projects': projects}

@@ -178,7 +178,7 @@ LEDGER_FORM = Form({
     'image_id': _is_text, 'upload_id': _is_text, 'project': _is_text,
     'size': _is_count, 'zero_bytes': _is_count, 'new_bytes': _is_count,
     'stored_bytes': _is_count, 'blocks': _is_count, 'fragments': _is_count,
-    'created': _is_number, 'parts': _is_count,
+    'created': _is_number, 'parts': _is_count, 'derived_bytes': _is_count,
 }, need=('image_id',))
 BEGUN_FORM = Form({
     'image_id': _is_text, 'parts': lambda v: _is_count(v) and v > 0,

@@ -54,6 +54,8 @@ def facts_of(header: dict[str, Any], blocks: int) -> dict[str, Any]:
         'stored_bytes', 'fragments', 'created')}
     facts['upload_id'] = header['upload_id'].hex()
     facts['blocks'] = blocks
+    if header['derived_bytes'] is not None:
+        facts['derived_bytes'] = header['derived_bytes']
     return facts
 
 

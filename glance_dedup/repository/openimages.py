@@ -40,6 +40,8 @@ class ImageStat:
     zeros for the global one."""
     size: int
     zero_bytes: int
+    """Of an image with a disk: that its size is more than its plain bytes that
+    are not zeros."""
     new_bytes: int
     """Plain bytes of the blocks that this image was the first to store."""
     stored_bytes: int
@@ -53,6 +55,8 @@ class ImageStat:
     """The name of the hash that the storing program computed; '': none."""
     hash_value: str = ''
     """Hexadecimal digits."""
+    derived_bytes: int | None = None
+    """Bytes of the file that an encoder makes; None: it has no disk."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,12 +16,13 @@
   const MIN_SPAN = 3600;       // of the plot over time, seconds
   const NAMED = { account: 'Accounting', collect: 'Collection',
                   merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
+                  convert: 'Conversion',
                   tier: 'Tiering', projects: 'Counting by project',
                   usage: 'Measuring images',
                   'rebuild-catalog': 'Rebuilding the catalog',
                   replicate: 'Replication', evict: 'Eviction' };
   // Not shown before they run.
-  const ON_REQUEST = ['tier', 'usage', 'rebuild-catalog'];
+  const ON_REQUEST = ['convert', 'tier', 'usage', 'rebuild-catalog'];
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
                   ['nonzero', 'nonzero_bytes', 'Non-zero'],
                   ['disk', 'disk_bytes', 'Stored on disk']];
@@ -380,6 +381,9 @@
     $('objects-figure').hidden = !space.object_bytes;
     setFigure('objects', number(space.object_bytes),
               bytes(space.object_bytes));
+    $('derived-figure').hidden = !space.disks;
+    setFigure('derived', number(space.derived_bytes),
+              bytes(space.derived_bytes));
     setText($('images-note'), plural(space.images, 'image')
             + (space.backups ? ', ' + plural(space.backups, 'backup') : '')
             + (space.volumes ? ', ' + plural(space.volumes, 'volume') : ''));

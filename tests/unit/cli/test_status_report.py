@@ -115,6 +115,13 @@ def test_cold_groups():
             '             3.0 GiB in the object store\n') in text
 
 
+def test_images_with_a_disk():
+    text = status_report.page({**STATUS, 'space': {
+        **STATUS['space'], 'disks': 2, 'derived_bytes': 3 << 30}}, 4600.0)
+    assert ('             2 images kept as disks, whose files have 3.0 GiB '
+            'that are not stored\n') in text
+
+
 @pytest.mark.parametrize('name', STATUS)
 @pytest.mark.parametrize('value', [None, [], {}, 'text', 7])
 def test_a_daemon_of_another_version(name, value):

@@ -315,7 +315,11 @@ def test_statistics(catalog):
     assert found == {
         'images': 3, 'backups': 1, 'logical_bytes': 130, 'zero_bytes': 16,
         'nonzero_bytes': 114, 'new_bytes': 12, 'stored_bytes': 8, 'blocks': 4,
-        'unique_blocks': 5}
+        'unique_blocks': 5, 'disks': 0, 'derived_bytes': 0}
+    count(catalog, 5, (2, 7, 1), image_id='d', project='q', derived_bytes=3)
+    assert catalog.statistics()['disks'] == 1
+    assert catalog.statistics()['derived_bytes'] == 3
+    uncount(catalog, 5, (2, 7, 1))
     uncount(catalog, 3, (2, 5, 1))
     assert catalog.statistics()['images'] == 2
     assert catalog.statistics()['unique_blocks'] == 4
@@ -325,11 +329,14 @@ def test_facts_of():
     header = {'image_id': 'i', 'project': 'p', 'upload_id': b'\1' * 16,
               'transaction_id': b'\2' * 16, 'size': 1, 'zero_bytes': 2,
               'new_bytes': 3, 'stored_bytes': 4, 'extents': 5, 'fragments': 6,
-              'created': 7}
-    assert refcounts.facts_of(header, 63) == {
+              'created': 7, 'derived_bytes': None}
+    facts = {
         'image_id': 'i', 'project': 'p', 'upload_id': '01' * 16, 'size': 1,
         'zero_bytes': 2, 'new_bytes': 3, 'stored_bytes': 4, 'blocks': 63,
         'fragments': 6, 'created': 7}
+    assert refcounts.facts_of(header, 63) == facts
+    assert refcounts.facts_of({**header, 'derived_bytes': 0}, 63) == {
+        **facts, 'derived_bytes': 0}
 
 
 def test_damaged_blocks(catalog):

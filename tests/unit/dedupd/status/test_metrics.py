@@ -45,7 +45,8 @@ def full(status):
     status['space'].update({
         'images': 3, 'backups': 4, 'logical_bytes': 1 << 40, 'zero_bytes': 5,
         'nonzero_bytes': (1 << 40) - 5, 'unique_blocks': 7,
-        'unique_bytes': 28672, 'disk_bytes': 12345678901234567,
+        'unique_bytes': 28672, 'disks': 2, 'derived_bytes': 99,
+        'disk_bytes': 12345678901234567,
         'full_in_seconds': 86400})
     for name, task in status['tasks'].items():
         task.update({
