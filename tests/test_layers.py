@@ -214,6 +214,9 @@ TESTED_BY = {
     'glance_dedup.cli.replication': 'functional/test_sites.py',
     'glance_dedup.cli.sharing': 'functional/test_trial.py',
     'glance_dedup.cli.usage_commands': 'unit/cli/test_maintenance.py',
+    'dedupd.tasks.disk_conversion': 'unit/dedupd/tasks/test_converter.py',
+    'glance_dedup.repository.format_verdicts':
+        'unit/dedupd/tasks/test_converter.py',
     'glance_dedup.cli.diff_command': 'unit/cli/test_volume_commands.py',
     'glance_dedup.cli.volumeserve': 'functional/test_volume_nbd.py',
     'glance_dedup.client.volume_control': 'functional/test_volume_control.py',

@@ -99,6 +99,15 @@ Seconds between two searches for groups to compress again.
 A group is started only while half of the host's processors are idle.
 All other tasks, and requests for one, go first.
 """, 'recompress_codec'),
+    kinds.interval('convert_interval', 0, """
+Seconds between two searches for images whose disk can be kept.
+
+Files of the formats qcow2, VMDK, VHD, VHDX and VDI are kept as the blocks
+of the disk in them, which share with everything, and are given back byte
+for byte. An image is started only while half of the host's processors are
+idle. All other tasks, and requests for one, go first. Older programs
+refuse the repository once an image is kept so.
+""", 'convert_rate_mib'),
     kinds.interval('tier_interval', 0, """
 Seconds between two searches for groups to move to the object store.
 
@@ -196,6 +205,10 @@ At 32 MiB a second a terabyte takes nine hours.
 The most MiB that recompression reads from and writes to the disk in a
 second.
 """, 'recompress_interval'),
+    kinds.rate('convert_rate_mib', 32, """
+The most MiB that the search for disks, and the storing of their other
+form, read from and write to the disk in a second.
+""", 'convert_interval'),
     kinds.rate('tier_rate_mib', 32, """
 The most MiB that moving groups reads and sends in a second.
 """, 'tier_interval'),

@@ -65,7 +65,8 @@ class Job:
     @property
     def does_all(self) -> bool:
         """Return whether the job does all that a scheduled run does."""
-        return not (self.only_plans or self.arguments.get('metadata_only'))
+        return not (self.only_plans or self.arguments.get('metadata_only')
+                    or self.arguments.get('images'))
 
 
 class TaskQueue:

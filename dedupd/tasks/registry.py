@@ -79,6 +79,15 @@ def _help_merge(helper: Helper, pace: pacing.Pace, options: Any) -> Any:
     return shareindex.run_once(helper, pace)
 
 
+def _convert(maintainer: Maintainer, pace: pacing.Pace, options: Any,
+             images: list[str] | None = None, form: str = 'disk',
+             dry_run: bool = False) -> Any:
+    from dedupd.tasks import converter
+
+    function = converter.plan if dry_run else converter.run_once
+    return function(maintainer, pace, images or (), form)
+
+
 def _all(group: int) -> bool:
     """The share of a process that takes part in nothing."""
     return True
@@ -237,21 +246,41 @@ def _require_tier(dry_run: bool = False, everything: bool = False,
 def _require_usage(**names: list[str]) -> None:
     """Refuse names that no image or volume can have."""
     from dedupd.tasks import image_usage
+
+    for what, some in names.items():
+        _require_names(what, some, image_usage.MAX_NAMES)
+
+
+def _require_names(what: str, names: list[str], most: int) -> None:
+    """Refuse too many names, and those that no image or volume can have."""
     from glance_dedup.base import imageids
     from glance_dedup.repository import volumes
 
-    is_valid = {'images': imageids.is_valid, 'volumes': volumes.is_name}
-    for what, some in names.items():
-        if not 0 < len(some) <= image_usage.MAX_NAMES:
+    is_valid = {'images': imageids.is_valid, 'volumes': volumes.is_name}[what]
+    if not 0 < len(names) <= most:
+        raise exceptions.InvalidParameter(
+            f'{what}: a run takes 1 to {most} of them, not {len(names)}')
+    for name in names:
+        if not isinstance(name, str) or not is_valid(name):
             raise exceptions.InvalidParameter(
-                f'{what}: a run takes 1 to {image_usage.MAX_NAMES} of them, '
-                f'not {len(some)}')
-        for name in some:
-            if not isinstance(name, str) or not is_valid[what](name):
-                raise exceptions.InvalidParameter(
-                    f'{what}: {name!r:.200} is not an id of an image'
-                    if what == 'images' else
-                    f'{what}: {name!r:.200} is not a name of a volume')
+                f'{what}: {name!r:.200} is not an id of an image'
+                if what == 'images' else
+                f'{what}: {name!r:.200} is not a name of a volume')
+
+
+def _require_convert(images: list[str] | None = None, form: str = 'disk',
+                     dry_run: bool = False) -> None:
+    """Refuse names that no image can have, and forms that there are not."""
+    from dedupd.tasks import converter
+
+    if images is not None:
+        _require_names('images', images, converter.MAX_NAMES)
+    if form not in (converter.DISK, converter.FILE):
+        raise exceptions.InvalidParameter(
+            f'form: {form!r:.200} is neither disk nor file')
+    if form == converter.FILE and not images:
+        raise exceptions.InvalidParameter(
+            'form: only images that are named get the form of their file')
 
 
 def _require_codec(codec: str | None = None, level: int | None = None,
@@ -351,6 +380,9 @@ TASKS = {row.name: row for row in (
          interval='recompress_interval', rate='recompress_rate_mib', rank=2,
          is_told=True, help=_help_recompress, share=2,
          is_on=lambda options: options.recompress_codec != 'none'),
+    Task('convert', _convert, {'images': list, 'form': str, 'dry_run': bool},
+         _require_convert, interval='convert_interval',
+         rate='convert_rate_mib', rank=2, counts_first=True, is_told=True),
     Task('tier', _tier,
          {'dry_run': bool, 'everything': bool, 'metadata_only': bool},
          _require_tier, interval='tier_interval', rate='tier_rate_mib', rank=2,

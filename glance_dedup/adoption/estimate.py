@@ -13,8 +13,8 @@ so that a production host keeps its cache. Otherwise the pages that were read
 are dropped from the cache.
 
 If a file has a disk in a format such as qcow2, a second count has the plain
-bytes of these disks (:mod:`glance_dedup.repository.disk_survey`) in place of the files, and the other
-files as they are.
+bytes of these disks (:mod:`glance_dedup.repository.disk_survey`) in place of
+the files, and the other files as they are.
 """
 
 from collections.abc import Callable, Iterator

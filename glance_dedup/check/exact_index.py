@@ -18,10 +18,10 @@ import re
 import struct
 import typing
 
+from glance_dedup.base import sorting
 from glance_dedup.check import files
 from glance_dedup.check import group_reader
 from glance_dedup.check import ondisk
-from glance_dedup.base import sorting
 
 NAME = re.compile('(shard|run|gone|pairs|cursors|new)-([0-9a-f]{2})-'
                   r'([0-9a-f]{4})\.([0-9a-f]{16})\Z')

@@ -24,7 +24,7 @@ DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine', VOLUMES,
 # The maintainer's, one for hashes, the helpers', and that of uploads with a
 # limit: each is made when it is needed.
 OPTIONAL = ('catalog', 'index', 'spares', hashes.DIRECTORY, 'helpers',
-            'reservations', SLICES)
+            'reservations', 'formats', SLICES)
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *ondisk.LISTS,

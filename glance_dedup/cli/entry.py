@@ -57,6 +57,7 @@ GROUPS = {
         'image delete': 'glance_dedup.cli.image_commands:Delete',
         'image list': 'glance_dedup.cli.image_commands:List',
         'image show': 'glance_dedup.cli.image_commands:Show',
+        'image convert': 'glance_dedup.cli.convert_command:Convert',
         'image du': 'glance_dedup.cli.usage_commands:ImageDu',
         'image mount': 'glance_dedup.cli.mount:Mount',
         'image pull': 'glance_dedup.cli.image_commands:Pull',

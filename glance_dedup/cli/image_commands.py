@@ -367,6 +367,26 @@ class List(Known, lister.Lister):
         return columns, [tuple(row[name] for name in columns) for row in rows]
 
 
+def _disk_of(repo, image_id: str, stat) -> dict[str, object]:
+    """The columns on the disk in an image's file."""
+    from glance_dedup.repository import conversion
+    from glance_dedup.repository import format_verdicts
+
+    names = {number: name for name, number in conversion.FORMATS.items()}
+    with contextlib.suppress(exceptions.ImageNotFound):
+        with repo.open_image(image_id) as image:
+            if image.disk is not None:
+                return {
+                    'kept': 'disk', 'kept_because': None,
+                    'format': names.get(image.disk.format),
+                    'virtual_size': common.Size(image.disk.size),
+                    'derived_percent': round(
+                        100 * image.disk.derived_bytes / max(1, image.size))}
+    verdict = format_verdicts.read(repo.path, image_id, stat.upload_id)
+    return {'kept': 'file', 'kept_because': verdict and verdict.reason,
+            'format': None, 'virtual_size': None, 'derived_percent': None}
+
+
 class Show(command.RepositoryCommand, show.ShowOne):
     """Show the figures of an image's recipe."""
 
@@ -386,6 +406,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
                     parsed_args.id)
                 fields['name'] = None if there is None else there.name
             common.add_stat(fields, found)
+            fields |= _disk_of(repo, parsed_args.id, found)
             fields['damaged'] = _damaged(
                 parsed_args.id, image_facts.damaged_images(repo, self.status))
             return common.shown(fields)

@@ -155,6 +155,11 @@ def columns(listing: bytes) -> Columns:
                    listing[_ENTRY_STATE::ENTRY_BYTES])
 
 
+def has_copies(listing: bytes) -> bool:
+    """Return whether any entry of a listing has the mark nodedup (I14)."""
+    return any(listing[_ENTRY_STATE + 1::ENTRY_BYTES])
+
+
 def stored_lengths(listing: bytes) -> array.array:
     """For each entry of a listing, the stored length of its segment."""
     return unpack(listing)[10::_ENTRY_WORDS]

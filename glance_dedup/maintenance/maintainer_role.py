@@ -94,6 +94,10 @@ class Maintainer(closing.Closing):
         self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
         """State of an interrupted recompression, and its codec and level
         as numbers. Closing the engine closes it."""
+        self.converting: Any = None
+        """An interrupted conversion, which has a method `close`."""
+        self.judged: dict[str, str] = {}
+        """Images that need no conversion, with their upload ids."""
         self.taken: dict[int, bytes] = {}
         """Digests of the helpers' notes on which this process has acted."""
         self.lost = ''
@@ -132,6 +136,9 @@ class Maintainer(closing.Closing):
 
     def close(self) -> None:
         """Close the catalog and release the lock. Idempotent."""
+        if self.converting is not None:
+            self.converting.close()
+            self.converting = None
         # First the catalog: the lock keeps other processes from it.
         self._close_catalog()
         self.engine.close()

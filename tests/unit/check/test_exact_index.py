@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
+from glance_dedup.base import sorting
 from glance_dedup.check import checker
 from glance_dedup.check import exact_index
-from glance_dedup.base import sorting
 from tests.unit.check import fixtures
 from tests.unit.check import test_catalog_check
 from tests.unit.repository import format_writer

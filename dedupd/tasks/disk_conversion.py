@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The conversion of one image, step by step (image-disks.rst, "Converting").
+
+A :class:`Work` stores an image's other form, and compares what a reader would
+get from it with the image. Nothing but the exchange, which the task does then,
+changes what a reader sees. So a conversion may be given up at any time.
+"""
+
+from collections.abc import Generator
+from collections.abc import Iterator
+import contextlib
+import hashlib
+import os
+import struct
+import time
+from typing import Any
+from typing import NamedTuple
+
+from glance_dedup import _engine
+from glance_dedup.base import closing
+from glance_dedup.base import confined
+from glance_dedup.base import exceptions
+from glance_dedup.base import sorting
+from glance_dedup.repository import conversion
+from glance_dedup.repository import disk_survey
+from glance_dedup.repository import image_repository
+
+#: The longest that a conversion may hold the locks of its groups, seconds.
+MAX_SECONDS = 7200.0
+
+_PIECE = disk_survey.PIECE
+# Place and length in the file, place and length of the plain bytes, encoder,
+# checksum. Big-endian, so that they are sorted by the place.
+_RECORD = struct.Struct('>QQQIIQ')
+_BATCH = 4096       # extents of the table
+
+
+class Step(NamedTuple):
+    """The state of a conversion after a step."""
+
+    done: int
+    """Bytes of the file, of `total`, which counts them once for each pass."""
+    total: int
+    what: str
+    cost: int
+    """Bytes read from or written to the repository since the last step."""
+
+
+class Work(closing.Closing):
+    """A conversion under way. It holds the locks of its groups.
+
+    :ivar steps: ends when the new recipe is durable and compared
+    :ivar upload_id: of the image
+    :ivar header: of the new recipe, at the end
+    :raises ImageNotFound, DamagedError: as :meth:`Repository.open_image`
+    """
+
+    def __init__(self, repository: image_repository.Repository,
+                 image_id: str, to_disk: bool, is_wanted: bool) -> None:
+        self._repository = repository
+        self.image_id = image_id
+        self.to_disk = to_disk
+        self._is_wanted = is_wanted
+        self._deadline = time.monotonic() + MAX_SECONDS
+        self._path = os.path.join(repository.path, 'images', image_id)
+        self._stack = contextlib.ExitStack()
+        self._source = self._stack.enter_context(
+            repository.open_image(image_id))
+        self._size = self._source.size
+        self.upload_id = self._source.stat.upload_id
+        self._inode = self._find_inode()
+        self.header: dict[str, Any] = {}
+        self._new: conversion.Conversion | None = None
+        self.steps = self._watched(
+            self._convert_to_disk() if to_disk else self._convert_to_file())
+
+    def close(self) -> None:
+        """Give the conversion up, unless it was exchanged. Idempotent."""
+        self.steps.close()
+        self._stack.close()
+
+    def exchange(self) -> bool:
+        """Give the image the new recipe, which is counted (N10.4 to N10.7)."""
+        assert self._new is not None and self.header
+        return self._new.exchange()
+
+    def _find_inode(self) -> int:
+        try:
+            return os.stat(self._path, follow_symlinks=False).st_ino
+        except FileNotFoundError:
+            raise exceptions.ImageNotFound(
+                f'image {self.image_id} was deleted') from None
+
+    def _watched(self, steps: Iterator[Step]
+                 ) -> Generator[Step, None, None]:
+        """End as soon as the exchange would be in vain, or too late (F8).
+
+        The source, which is open, would keep a deleted image's space (I12).
+        """
+        for step in steps:
+            if self._find_inode() != self._inode:
+                raise exceptions.ImageNotFound(
+                    f'image {self.image_id} has another recipe now')
+            if time.monotonic() > self._deadline:
+                raise confined.RefusedError(
+                    f'its conversion takes more than {MAX_SECONDS:.0f} s')
+            yield step
+
+    def _begin(self) -> conversion.Conversion:
+        new = self._new = self._stack.enter_context(
+            self._repository.begin_conversion(self.image_id))
+        return new
+
+    def _finish(self, new: conversion.Conversion, found: int) -> None:
+        """Make the new recipe durable.
+
+        :param found: bytes of the file whose blocks the old recipe has, too.
+            Of its figures the new one keeps as large a share
+        """
+        stat = self._source.stat
+        size = self._size or 1
+        new.credit(stat.new_bytes * found // size,
+                   stat.stored_bytes * found // size)
+        self.header = new.finish()
+
+    # -- to the disk ------------------------------------------------------
+
+    def _convert_to_disk(self) -> Iterator[Step]:
+        with disk_survey.Disk(self._source.read, self._size,
+                              self._is_wanted) as disk:
+            yield Step(0, 3 * self._size, 'mapping the disk', 0)
+            with contextlib.closing(
+                    sorting.Sorted(_RECORD.size)) as records:
+                new = self._begin()
+                found = yield from self._store_disk(disk, new, records)
+                yield from self._store_rest(disk, new, records)
+                new.begin_table(conversion.Table(
+                    disk.size, disk.format, True, tuple(
+                        conversion.Encoder(*encoder[:4], bool(encoder[4]))
+                        for encoder in disk.encoders)))
+                self._write_table(disk, new, records)
+            self._finish(new, found)
+        yield from self._compare(2 * self._size, 3 * self._size)
+
+    def _store_disk(self, disk: disk_survey.Disk,
+                    new: conversion.Conversion,
+                    records: sorting.Sorted
+                    ) -> Generator[Step, None, int]:
+        """Store the disk, and record where its bytes are in the file.
+
+        :returns: bytes that are cut on the disk as they are in the file
+        """
+        block = self._repository.parameters.block_size
+        done = cost = found = 0
+        for piece, used, plain in disk.content():
+            if piece.kind < confined.PLAIN:
+                new.write_zeros(piece.length)
+            elif piece.kind == confined.PLAIN:
+                for _, content in self._read(piece.place, piece.length):
+                    new.write(content)
+                    done += len(content)
+                    yield self._step(done, 'storing the disk',
+                                     2 * len(content))
+                records.add(_RECORD.pack(piece.place, piece.length,
+                                         piece.offset, 0, 0, 0))
+                if (piece.place - piece.offset) % block == 0:
+                    found += piece.length
+            else:
+                new.write(plain[:piece.length])
+                self._derive(disk, piece, used, plain, records)
+                done += used
+                cost += used + len(plain)
+                if cost >= _PIECE:
+                    yield self._step(done, 'storing the disk', cost)
+                    cost = 0
+        new.write_zeros(-disk.size % disk_survey.REST_ALIGN)
+        return min(found, self._size)
+
+    def _step(self, done: int, what: str, cost: int) -> Step:
+        # A file may have bytes of which several parts of its disk are made.
+        return Step(min(done, self._size), 3 * self._size, what, cost)
+
+    def _read(self, place: int, length: int
+              ) -> Iterator[tuple[int, bytes]]:
+        for at in range(place, place + length, _PIECE):
+            yield at, self._source.read(min(_PIECE, place + length - at), at)
+
+    def _derive(self, disk: disk_survey.Disk, piece: confined.Piece,
+                used: int, plain: bytes, records: sorting.Sorted) -> None:
+        """Record a stream that an encoder makes of the plain bytes."""
+        rest = disk.size + -disk.size % disk_survey.REST_ALIGN
+        end = piece.offset + piece.length
+        if not disk_survey.is_worth_deriving(used, len(plain)) or (
+                len(plain) > piece.length and (
+                    end < disk.size or piece.offset + len(plain) > rest
+                    or any(plain[piece.length:]))):
+            return
+        found = disk.encoder_of(plain, self._source.read(used, piece.place))
+        if found is not None:
+            records.add(_RECORD.pack(piece.place, used, piece.offset,
+                                     len(plain), 1 + found[0], found[1]))
+
+    def _ranges(self, disk: disk_survey.Disk, records: sorting.Sorted
+                ) -> Iterator[tuple[int, conversion.Derived, bool]]:
+        """Yield all of the file: place, extent, and whether it is of the rest.
+
+        Of two ranges that overlap the first one counts.
+        """
+        at = 0
+        rest = disk.size + -disk.size % disk_survey.REST_ALIGN
+        for item in records.items():
+            place, length, plain, plain_length, encoder, checksum = (
+                _RECORD.unpack(item))
+            end = place + length
+            if end <= at or (encoder and place < at):
+                continue
+            if place < at:
+                place, plain = at, plain + at - place
+            elif place > at:
+                yield at, conversion.Derived(place - at, rest), True
+                rest += place - at
+            yield place, conversion.Derived(
+                end - place, plain, plain_length, encoder, checksum), False
+            at = end
+        if at < self._size:
+            yield at, conversion.Derived(self._size - at, rest), True
+
+    def _store_rest(self, disk: disk_survey.Disk,
+                    new: conversion.Conversion,
+                    records: sorting.Sorted) -> Iterator[Step]:
+        extents = cost = 0
+        for place, extent, is_rest in self._ranges(disk, records):
+            extents += 1
+            if not is_rest:
+                continue
+            for at, content in self._read(place, extent.length):
+                new.write(content)
+                cost += 2 * len(content)
+                if cost >= _PIECE:
+                    yield self._step(self._size + at, 'storing the rest',
+                                     cost)
+                    cost = 0
+        disk_survey.require_table(extents, self._size)
+
+    def _write_table(self, disk: disk_survey.Disk,
+                     new: conversion.Conversion,
+                     records: sorting.Sorted) -> None:
+        batch = []
+        for _, extent, _ in self._ranges(disk, records):
+            batch.append(extent)
+            if len(batch) == _BATCH:
+                new.add_derived(batch)
+                batch = []
+        new.add_derived(batch)
+
+    # -- to the file ------------------------------------------------------
+
+    def _convert_to_file(self) -> Iterator[Step]:
+        """Store the bytes of the file as an upload would."""
+        new = self._begin()
+        for at, content in self._read(0, self._size):
+            new.write(content)
+            yield Step(at, 2 * self._size, 'storing the file',
+                       2 * len(content))
+        disk = self._source.disk
+        self._finish(new, self._size - (disk.derived_bytes if disk else 0))
+        yield from self._compare(self._size, 2 * self._size)
+
+    # -- the end ----------------------------------------------------------
+
+    def _compare(self, done: int, total: int) -> Iterator[Step]:
+        """Read the whole file through the new recipe (F4)."""
+        assert self._new is not None
+        stat = self._source.stat
+        digest = None
+        if stat.hash_name in hashlib.algorithms_available:
+            digest = hashlib.new(stat.hash_name)
+        with self._new.open_finished() as made:
+            for at, content in self._read(0, self._size):
+                if made.read(_PIECE, at) != content:
+                    raise confined.RefusedError(
+                        f'its bytes from {at} on came out otherwise')
+                if digest is not None:
+                    digest.update(content)
+                yield Step(done + at, total, 'comparing', 2 * len(content))
+        if digest is not None and digest.hexdigest() != stat.hash_value:
+            raise exceptions.DamagedError(
+                f'image {self.image_id} has not the hash in its recipe')
+
+
+def require_encoder() -> None:
+    """Require that this build's encoder makes the bytes that it must (F3).
+
+    :raises VersionError: it does not, so nothing may be converted
+    """
+    _engine.require_golden()
