@@ -108,6 +108,22 @@ for byte. An image is started only while half of the host's processors are
 idle. All other tasks, and requests for one, go first. Older programs
 refuse the repository once an image is kept so.
 """, 'convert_rate_mib'),
+    kinds.number('convert_idle_days', 0, 0, 36500, """
+Days for which the file of an image must not have been downloaded from
+Glance, before the disk in it is kept.
+
+To make the file again takes processor time at each download. An image
+waits from the first search that finds it. An image that was converted
+already stays so.
+
+Possible values:
+    * 0: images are converted as soon as they are found
+    * Days
+
+Related options:
+    * ``convert_interval``
+
+"""),
     kinds.interval('tier_interval', 0, """
 Seconds between two searches for groups to move to the object store.
 

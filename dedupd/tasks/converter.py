@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import time
 
 from dedupd.tasks import accounting
 from dedupd.tasks import disk_conversion
@@ -25,6 +26,7 @@ from glance_dedup.base import diskformats
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import pacing
+from glance_dedup.base import units
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer_role
@@ -38,6 +40,7 @@ MAX_NAMES = 512
 
 _FORMATS = frozenset({'qcow2', 'vmdk', 'vpc', 'vhdx', 'vdi'})
 _FOOTER = 512           # a fixed VHD has its mark at the end
+_DAY = 86400
 _IS_FILE = 'an operator wants its file'
 _COPIES = ('it was stored as a copy that shares no blocks, or has blocks of '
            'one')
@@ -71,6 +74,8 @@ class Result:
     """Bytes of their files that are derived now."""
     unchanged: int = 0
     """Images of a request that had the form already."""
+    waiting: int = 0
+    """Images that wait until their file is not read any more."""
     refused: int = 0
     """Images that stay as they came, each with a reason that stays."""
     gave_up: int = 0
@@ -89,26 +94,32 @@ def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
          images: Iterable[str] = (), form: str = DISK) -> Plan:
     """Plan a run; change nothing. Each image that may convert is mapped.
 
+    A plan does not wait for images to be idle.
+
     :raises UnavailableError: no process can be confined
     """
     _require_possible()
     return maintainer.guard(
-        lambda: _Run(maintainer, pace, images, form).plan(), pace.step)
+        lambda: _Run(maintainer, pace, images, form, 0).plan(), pace.step)
 
 
 def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
-             images: Iterable[str] = (), form: str = DISK) -> Result:
+             images: Iterable[str] = (), form: str = DISK,
+             idle_days: int = 0) -> Result:
     """Convert images.
 
     :param images: ids; none: all images that were not judged yet
     :param form: 'disk' or 'file'
+    :param idle_days: of images without a name in the request, take those whose
+        file was not read for so many days; 0: all
     :raises pacing.Stopped: the next run goes on with the same image
     :raises UnavailableError: no process can be confined
     :raises VersionError: this build's encoder makes other bytes
     """
     _require_possible()
     return maintainer.guard(
-        lambda: _Run(maintainer, pace, images, form).run(), pace.step)
+        lambda: _Run(maintainer, pace, images, form, idle_days).run(),
+        pace.step)
 
 
 def _require_possible() -> None:
@@ -124,15 +135,21 @@ class _HasFormError(_SkipError):
     """The image has the form that it would get."""
 
 
+class _WaitsError(_SkipError):
+    """The image is converted when its file is not read any more."""
+
+
 class _Run:
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: pacing.Pace, images: Iterable[str], form: str) -> None:
+                 pace: pacing.Pace, images: Iterable[str], form: str,
+                 idle_days: int) -> None:
         self._maintainer = maintainer
         self._repository = maintainer.repository
         self._root = maintainer.repository.path
         self._pace = pace
         self._images = list(images)
         self._to_disk = form == DISK
+        self._idle_days = 0 if self._images else idle_days
         self._result = Result()
 
     # -- choosing ---------------------------------------------------------
@@ -169,7 +186,8 @@ class _Run:
         if image.disk is not None:
             raise _HasFormError('it has the form of its disk')
         verdict = format_verdicts.read(self._root, image_id, upload_id)
-        if verdict is not None and not self._images:
+        if verdict is not None and not self._images and (
+                verdict.since is None):
             raise _SkipError(verdict.reason)
         engine = self._maintainer.engine
         with contextlib.closing(engine.open_recipe(image_id)) as recipe:
@@ -183,6 +201,28 @@ class _Run:
                 if any(block_addresses.has_copies(engine.entries(*run))
                        for run in block_addresses.runs_in(runs)):
                     raise confined.RefusedError(_COPIES)
+        if self._idle_days:
+            self._require_idle(image_id, upload_id, verdict)
+
+    def _require_idle(self, image_id: str, upload_id: str,
+                      verdict: format_verdicts.Verdict | None) -> None:
+        """Require that the file was not read for so many days.
+
+        The driver notes reads only while there is a verdict, so an image waits
+        from the first run that finds it.
+
+        :raises _WaitsError: it was, or may have been
+        """
+        now = time.time()
+        since = None if verdict is None else verdict.since
+        reason = (f'its file was read, or found, less than '
+                  f'{units.count(self._idle_days, "day")} ago')
+        if since is None:
+            self._judge(image_id, format_verdicts.Verdict(
+                upload_id, reason, since=now))
+        # A time to come is a clock's mistake.
+        if since is None or 0 <= now - since < self._idle_days * _DAY:
+            raise _WaitsError(reason)
 
     # -- planning ---------------------------------------------------------
 
@@ -258,7 +298,8 @@ class _Run:
                          work.header['transaction_id'])         # N10.3
             if not work.to_disk:
                 # Now, or a kill would leave a file that is converted again.
-                self._judge(image_id, work.upload_id, _IS_FILE, True)
+                self._judge(image_id, format_verdicts.Verdict(
+                    work.upload_id, _IS_FILE, is_wish=True))
             done = work.exchange()                              # N10.4 to 7
             self._result.images += done
             self._result.gave_up += not done
@@ -290,6 +331,8 @@ class _Run:
         except _HasFormError:
             self._result.unchanged += bool(self._images)
             self._remember(image_id)
+        except _WaitsError:
+            self._result.waiting += 1
         except _SkipError as e:
             self._note(image_id, str(e))
             self._remember(image_id)
@@ -297,8 +340,8 @@ class _Run:
             self._result.refused += 1
             self._note(image_id, str(e))
             with contextlib.suppress(exceptions.RepositoryError):
-                self._judge(image_id, self._repository.stat(
-                    image_id).upload_id, str(e))
+                self._judge(image_id, format_verdicts.Verdict(
+                    self._repository.stat(image_id).upload_id, str(e)))
             self._remember(image_id)
         except exceptions.ImageNotFound as e:
             self._result.gave_up += 1
@@ -324,13 +367,11 @@ class _Run:
             self._maintainer.judged[image_id] = self._repository.stat(
                 image_id).upload_id
 
-    def _judge(self, image_id: str, upload_id: str, reason: str,
-               is_wish: bool = False) -> None:
+    def _judge(self, image_id: str, verdict: format_verdicts.Verdict
+               ) -> None:
         """Write the reason why an image stays as it is (F11)."""
         with _os_errors():
-            format_verdicts.write(
-                self._root, image_id, format_verdicts.Verdict(
-                    upload_id, reason, is_wish))
+            format_verdicts.write(self._root, image_id, verdict)
 
 
 def _os_errors() -> contextlib.AbstractContextManager[None]:

@@ -84,8 +84,10 @@ def _convert(maintainer: Maintainer, pace: pacing.Pace, options: Any,
              dry_run: bool = False) -> Any:
     from dedupd.tasks import converter
 
-    function = converter.plan if dry_run else converter.run_once
-    return function(maintainer, pace, images or (), form)
+    if dry_run:
+        return converter.plan(maintainer, pace, images or (), form)
+    return converter.run_once(maintainer, pace, images or (), form,
+                              options.convert_idle_days)
 
 
 def _all(group: int) -> bool:

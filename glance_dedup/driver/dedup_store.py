@@ -60,7 +60,9 @@ from glance_dedup.driver import daemon_reads
 from glance_dedup.driver import limits
 from glance_dedup.driver import store_opts
 from glance_dedup.driver import upload
+from glance_dedup.repository import format_verdicts
 from glance_dedup.repository import image_repository
+from glance_dedup.repository import openimages
 
 LOG = logging.getLogger(__name__)
 
@@ -283,6 +285,14 @@ def _delete_errors(image_id: str) -> Iterator[None]:
     except exceptions.RepositoryError as exc:
         LOG.error('Image %s cannot be deleted: %s', image_id, exc)
         raise glance_exceptions.BackendException(str(exc)) from exc
+
+
+def _open(opened: image_repository.Repository, parts: locations.Parts
+          ) -> openimages.Image:
+    """Open an image for reading, and note that (image-disks.rst)."""
+    image = opened.open_image(parts.image_id, parts.upload_id)
+    format_verdicts.note_read(opened.path, parts.image_id)
+    return image
 
 
 def _project(context: Any) -> str:
@@ -568,8 +578,7 @@ class Store(driver.Store):
         span = tracing.Span('dedup_get', image_id=parts.image_id)
         try:
             with _read_errors(parts.image_id):
-                image = self._limit.call(opened.open_image, parts.image_id,
-                                         parts.upload_id,
+                image = self._limit.call(_open, opened, parts,
                                          late=lambda late: late.close())
             download = self._download(image, offset, chunk_size, span)
         except BaseException as exc:

@@ -5,6 +5,9 @@
 A file has the reason for one image, of one upload (F11). All of it is a hint:
 a lost or invalid file costs one more try. Only the maintainer writes here, and
 removes the files of images that are gone.
+
+While the conversion of an image waits until its file is not read any more, the
+time of the file's last change is that of the last read, to within a day.
 """
 
 from collections.abc import Callable
@@ -13,6 +16,7 @@ import dataclasses
 import errno
 import os
 import stat
+import time
 
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
@@ -25,6 +29,7 @@ DIRECTORY = 'formats'
 _KIND = 'glance-dedup format verdict'
 _MAX_SIZE = 4096
 _MAX_REASON = 300
+_DAY = 86400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +41,9 @@ class Verdict:
     is_wish: bool = False
     """An operator wants it so. Otherwise another version of the program may
     find otherwise, and tries again."""
+    since: float | None = None
+    """If the conversion waits: when the file was read last, or this began;
+    seconds since 1970."""
 
 
 def _directory(root: str) -> str:
@@ -59,17 +67,32 @@ def read(root: str, image_id: str, upload_id: str) -> Verdict | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError,
                              AttributeError, RecursionError,
                              exceptions.DamagedError):
-        fields = files.unpack_json(
-            files.read_file(os.path.join(_directory(root), image_id),
-                            _MAX_SIZE + 1), _KIND, _MAX_SIZE)
-        reason, is_wish = fields['reason'], fields['is_wish']
+        path = os.path.join(_directory(root), image_id)
+        fields = files.unpack_json(files.read_file(path, _MAX_SIZE + 1),
+                                   _KIND, _MAX_SIZE)
+        reason, is_wish, waits = (
+            fields[name] for name in ('reason', 'is_wish', 'waits'))
         if (fields['upload_id'] == upload_id and isinstance(reason, str)
-                and isinstance(is_wish, bool) and (
-                    is_wish
-                    or fields['program'] == package_version.version())):
-            return Verdict(upload_id, printable.printable(
-                reason)[:_MAX_REASON], is_wish)
+                and isinstance(is_wish, bool) and isinstance(waits, bool)
+                and (is_wish or waits
+                     or fields['program'] == package_version.version())):
+            return Verdict(
+                upload_id, printable.printable(reason)[:_MAX_REASON], is_wish,
+                os.stat(path).st_mtime if waits else None)
     return None
+
+
+def note_read(root: str, image_id: str) -> None:
+    """Note that the file of an image is read, if its conversion waits.
+
+    That takes a look at one file, and once a day a change of its time. What
+    fails, or is late, makes the conversion come earlier at most.
+    """
+    with contextlib.suppress(OSError):
+        path = os.path.join(root, DIRECTORY, image_id)
+        age = time.time() - os.stat(path, follow_symlinks=False).st_mtime
+        if not 0 <= age < _DAY:
+            os.utime(path, follow_symlinks=False)
 
 
 def write(root: str, image_id: str, verdict: Verdict) -> None:
@@ -90,6 +113,7 @@ def write(root: str, image_id: str, verdict: Verdict) -> None:
         name, files.pack_json(
             _KIND, upload_id=verdict.upload_id,
             reason=verdict.reason[:_MAX_REASON], is_wish=verdict.is_wish,
+            waits=verdict.since is not None,
             program=package_version.version()),
         access.file_mode(root), files.temporary_of(name))
 

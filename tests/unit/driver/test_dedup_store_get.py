@@ -14,6 +14,7 @@ from hypothesis import strategies
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.repository import format_verdicts
 from tests.support.repositories import noise
 from tests.support import stores
 from tests.support.stores import add
@@ -193,3 +194,16 @@ def test_repository_errors_of_reads(store, monkeypatch, raised, expected):
     for call in (glance_store.get, glance_store.get_size_from_uri_and_backend):
         with pytest.raises(expected):
             call(url, 'one')
+
+
+def test_a_download_is_noted_where_a_conversion_waits(store):
+    """So the task knows of images that are downloaded often."""
+    url = add(noise(MIB))[0]
+    repository = repo(store)
+    image_id, = repository.images()
+    format_verdicts.write(repository.path, image_id, format_verdicts.Verdict(
+        repository.stat(image_id).upload_id, 'it waits', since=0.0))
+    path = os.path.join(repository.path, 'formats', image_id)
+    os.utime(path, (1e9, 1e9))
+    assert get(url) == noise(MIB)
+    assert os.stat(path).st_mtime > 1.1e9

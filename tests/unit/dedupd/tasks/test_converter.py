@@ -4,10 +4,13 @@
 
 import contextlib
 import hashlib
+import json
 import os
+import pathlib
 import random
 import signal
 import subprocess
+import time
 import types
 
 import pytest
@@ -19,6 +22,7 @@ from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import confined
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import pacing
 from glance_dedup.base import package_version
 from glance_dedup.base import sorting
@@ -782,6 +786,132 @@ def test_a_verdict_on_a_deleted_image(repo, refused, maintained_again):
          'w').close()
     convert(maintained_again)
     assert os.listdir(os.path.dirname(refused)) == []
+
+
+# -- images that are read often -----------------------------------------------
+
+DAY = 86400
+
+
+def convert_idle(maintainer, days=3):
+    return converter.run_once(maintainer, pacing.Pace(), idle_days=days)
+
+
+def age(repo, image_id, days):
+    """Set the time of an image's verdict to some days ago."""
+    then = time.time() - days * DAY
+    os.utime(os.path.join(repo.path, 'formats', image_id), (then, then))
+
+
+def test_images_that_are_read_wait(repo, maintainer):
+    repositories.put(repo, 'image', FILE)
+    repositories.put(repo, 'raw', noise(5000, 1))
+    for _ in range(2):
+        assert convert_idle(maintainer) == converter.Result(waiting=1)
+        require_as_it_came(repo, 'image', FILE, 'less than 3 days ago')
+    age(repo, 'image', 2.9)
+    assert convert_idle(maintainer).waiting == 1
+    age(repo, 'image', 4)
+    format_verdicts.note_read(repo.path, 'image')
+    assert convert_idle(maintainer).waiting == 1
+    age(repo, 'image', 4)
+    assert convert_idle(maintainer, 5).waiting == 1
+    assert convert_idle(maintainer).images == 1
+    require_disk(repo, 'image', FILE, b''.join(DISK))
+    assert os.listdir(os.path.join(repo.path, 'formats')) == []
+
+
+@pytest.mark.parametrize('how', ['by name', 'without the option',
+                                 'after an upgrade', 'to come'])
+def test_images_that_need_not_wait(repo, maintainer, monkeypatch, how):
+    repositories.put(repo, 'image', FILE)
+    assert convert_idle(maintainer).waiting == 1
+    age(repo, 'image', -9 if how == 'to come' else 4)
+    if how == 'after an upgrade':
+        monkeypatch.setattr(package_version, 'version', lambda: '99.0')
+    if how == 'by name':
+        assert convert(maintainer, 'image').images == 1
+    elif how == 'without the option':
+        assert convert(maintainer).images == 1
+    else:
+        assert convert_idle(maintainer).images == 1
+    require_disk(repo, 'image', FILE, b''.join(DISK))
+
+
+def test_a_new_upload_waits_anew(repo, maintainer):
+    repositories.put(repo, 'image', FILE)
+    assert convert_idle(maintainer).waiting == 1
+    repo.delete('image')
+    repositories.put(repo, 'image', FILE + b'.')
+    age(repo, 'image', 4)
+    assert convert_idle(maintainer).waiting == 1
+
+
+def test_a_read_is_noted_once_a_day(repo, maintainer, refused):
+    for days, noted in (0.5, False), (1.5, True), (-1, True):
+        age(repo, 'image', days)
+        before = os.stat(refused).st_mtime
+        format_verdicts.note_read(repo.path, 'image')
+        assert (os.stat(refused).st_mtime != before) is noted
+    format_verdicts.note_read(repo.path, 'none')
+    format_verdicts.note_read('/nonexistent', 'image')
+
+
+HOSTILE = {
+    'empty': lambda path: path.write_bytes(b''),
+    'no JSON': lambda path: path.write_bytes(b'\xff' * 5000),
+    'deep': lambda path: path.write_bytes(b'[' * 4000),
+    'a list': lambda path: path.write_bytes(b'[]'),
+    'another kind': lambda path: path.write_bytes(
+        path.read_bytes().replace(b'verdict', b'Verdict')),
+    'a flipped byte': lambda path: path.write_bytes(
+        path.read_bytes().replace(b'encrypted', b'encryptee')),
+    'a link': lambda path: (path.unlink(), path.symlink_to('/etc/passwd')),
+    'a directory': lambda path: (path.unlink(), path.mkdir()),
+    'a pipe': lambda path: (path.unlink(), os.mkfifo(path)),
+    'no reason': lambda path: path.write_bytes(changed(path, reason=7)),
+    'no wish': lambda path: path.write_bytes(changed(path, is_wish='x')),
+    'no waiting': lambda path: path.write_bytes(changed(path, waits=None)),
+    'no upload': lambda path: path.write_bytes(changed(path, upload_id=[])),
+}
+
+
+def changed(path, **fields):
+    found = json.loads(path.read_bytes())
+    found = {name: value for name, value in {**found, **fields}.items()
+             if name not in ('checksum', 'kind', 'version')}
+    return files.pack_json('glance-dedup format verdict', **found)
+
+
+@pytest.mark.parametrize('what', HOSTILE)
+def test_files_that_are_no_verdicts(repo, maintained_again, refused, what):
+    """They count as none, and the image is judged again (F11)."""
+    HOSTILE[what](pathlib.Path(refused))
+    upload_id = repo.stat('image').upload_id
+    assert format_verdicts.read(repo.path, 'image', upload_id) is None
+    format_verdicts.note_read(repo.path, 'image')
+    if what != 'a directory':
+        assert convert(maintained_again).refused == 1
+        assert format_verdicts.read(repo.path, 'image', upload_id)
+
+
+def test_a_reason_is_safe_to_show(repo, refused):
+    path = pathlib.Path(refused)
+    path.write_bytes(changed(path, reason='\x1b[2J' + 'x' * 1000))
+    found = format_verdicts.read(repo.path, 'image',
+                                 repo.stat('image').upload_id)
+    assert '\x1b' not in found.reason and len(found.reason) <= 300
+
+
+def test_another_directory_is_left_alone(repo, maintainer, tmp_path):
+    """A link out of the repository is not followed."""
+    (tmp_path / 'elsewhere').mkdir()
+    os.symlink(tmp_path / 'elsewhere', os.path.join(repo.path, 'formats'))
+    repositories.put(repo, 'image', BAD['encrypted'][0])
+    with pytest.raises(exceptions.StorageError, match='formats'):
+        convert(maintainer)
+    assert os.listdir(tmp_path / 'elsewhere') == []
+    require_as_it_came(repo, 'image', BAD['encrypted'][0])
 
 
 # -- back ---------------------------------------------------------------------
