@@ -289,7 +289,17 @@ class _Run:
 
     def _go_on(self, image_id: str) -> None:
         """Convert the image that is under way; if this makes way, it stays."""
-        work: disk_conversion.Work = self._maintainer.converting
+        try:
+            self._finish(image_id, self._maintainer.converting)
+        except pacing.Stopped:
+            raise
+        except BaseException:
+            self._close()
+            raise
+        self._close()
+        accounting.run_once(self._maintainer, self._pace)
+
+    def _finish(self, image_id: str, work: disk_conversion.Work) -> None:
         with self._noting(image_id):
             for step in work.steps:
                 self._pace.step(step.done, step.total,
@@ -305,8 +315,6 @@ class _Run:
             self._result.gave_up += not done
             if done and work.to_disk:
                 self._end(image_id)
-        self._close()
-        accounting.run_once(self._maintainer, self._pace)
 
     def _end(self, image_id: str) -> None:
         """Note that an image has the form of its disk."""

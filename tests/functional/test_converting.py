@@ -71,6 +71,9 @@ def test_a_daemon_converts_what_is_uploaded(tmp_path, rate):
         part = daemon.request('GET', where, Range='bytes=5000-99999')
         assert part.body == FILE[5000:100000]
         require_disk(repo)
+        # Another host, which cannot use disks yet, is refused.
+        refused = daemon.request('GET', f'{where}/recipe')
+        assert refused.status == 400 and b'kept as its disk' in refused.body
         daemon.wait_for(
             lambda: daemon.status()['space']['derived_bytes'] > 0)
         text = daemon.request('GET', '/metrics').body.decode()

@@ -24,8 +24,11 @@ def foreign(plain: bytes) -> bytes:
             + encoder.compress(plain[1000:]) + encoder.flush())
 
 
-def file_of(streams: list[bytes]) -> bytes:
-    """Return a file, of a disk with a cluster for each stream."""
+def file_of(streams: list[bytes], gap: bytes = b'') -> bytes:
+    """Return a file, of a disk with a cluster for each stream.
+
+    :param gap: is behind each stream
+    """
     assert len(streams) <= _L2_ENTRIES
     header = struct.pack(
         '>4sIQIIQIIQQIIQ', b'QFI\xfb', 2, 0, 0, 12, len(streams) * CLUSTER, 0,
@@ -36,8 +39,8 @@ def file_of(streams: list[bytes]) -> bytes:
     for stream in streams:
         sectors = (place % _SECTOR + len(stream) - 1) // _SECTOR
         table.append(_COMPRESSED | sectors << shift | place)
-        body += stream
-        place += len(stream)
+        body += stream + gap
+        place += len(stream + gap)
     return b''.join(part.ljust(CLUSTER, b'\0') for part in (
         header, struct.pack('>Q', 2 * CLUSTER),
         struct.pack(f'>{len(table)}Q', *table), b'')) + body.ljust(

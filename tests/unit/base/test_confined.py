@@ -78,6 +78,13 @@ def test_lies_about_a_stream(lying, lie):
             parser.receive()
 
 
+def test_a_stream_of_zstd(lying):
+    with lying('stream', 'ends') as parser:
+        piece, = parser.pieces()
+        with pytest.raises(confined.RefusedError, match='zstd'):
+            parser.send(piece._replace(kind=confined.ZSTD))
+
+
 def test_a_reason_is_safe_to_show(lying):
     with lying('refuse', '\x1b[2J\u202e' + 'x' * 300) as parser:
         with pytest.raises(confined.RefusedError) as reason:

@@ -51,3 +51,8 @@ def test_arguments_are_checked():
         _engine.find_deflate([one, (1, 2)], False)
     with pytest.raises(exceptions.InvalidParameter):
         _engine.deflates_to((10, 12, 9, 0, False), one)
+
+
+def test_the_encoder_makes_known_bytes():
+    """Golden vectors are compared before anything relies on them (F3)."""
+    _engine.require_golden()

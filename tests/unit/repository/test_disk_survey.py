@@ -2,6 +2,7 @@
 
 """The plain bytes of disks in files are those that a conversion would keep."""
 
+import itertools
 import random
 import subprocess
 import zlib
@@ -139,6 +140,15 @@ def test_streams_that_decode_to_much():
     file[2 * CLUSTER:2 * CLUSTER + 4000] = entry * 500
     with pytest.raises(confined.RefusedError, match='64 times'):
         disk_in(bytes(file[:4 * CLUSTER + 512]))
+
+
+def test_streams_that_are_slow(monkeypatch):
+    """Content can make zlib's search slow (F8)."""
+    file = qcow2files.file_of(streams_of(30, qcow2files.deflated))
+    monkeypatch.setattr(disk_survey.time, 'thread_time',
+                        itertools.count(0, 10).__next__)
+    with pytest.raises(confined.RefusedError, match='takes too long'):
+        disk_in(file)
 
 
 @pytest.mark.needs('qemu')

@@ -579,3 +579,34 @@ def test_data_in_bounded_memory(tmp_path):
     """An upload and a download take less than 64 MiB besides the filter."""
     path = create(tmp_path / 'r')
     assert int(run_python(DATA, path, 400)) < 64 * 1024
+
+
+@pytest.mark.parametrize('chunking', ['fixed', 'content-defined'])
+def test_zeros_of_any_length(tmp_path, chunking):
+    """They are cut as their bytes would be, and are not looked through."""
+    path = repositories.create(tmp_path / 'repository', chunking=chunking)
+    with repositories.open_repository(path) as repo:
+        for seed in range(8):
+            rng = random.Random(seed)
+            parts = []
+            with repo.begin(f'zeros-{seed}') as new:
+                for number in range(rng.randrange(1, 12)):
+                    length = rng.choice([1, 4095, 4096, 70000, 3 << 20])
+                    if rng.random() < 0.5:
+                        parts.append(bytes(length))
+                        new.write_zeros(length)
+                    else:
+                        parts.append(noise(length, number))
+                        new.write(parts[-1])
+                found = new.commit()
+            data = b''.join(parts)
+            assert repositories.read_all(repo, f'zeros-{seed}') == data
+            stored = repositories.put(repo, f'bytes-{seed}', data)
+            assert stored.new_bytes == 0
+            assert stored.zero_bytes == found.zero_bytes
+        with repo.begin('long') as new:
+            new.write(b'.')
+            new.write_zeros((1 << 62) + 5)
+            with pytest.raises(exceptions.InvalidParameter):
+                new.write_zeros(1 << 63)
+            assert new.commit().size == (1 << 62) + 6

@@ -220,3 +220,13 @@ def test_a_collection_by_a_moment(queue, conf, interval):
     assert queue.until(moment - 1000) == moment - 1000
     queue.collect_by(None)
     assert queue.due('collect') == (moment if interval else None)
+
+
+@pytest.mark.parametrize('name, arguments, does_all', [
+    ('convert', {}, True), ('convert', {'images': ['a']}, False),
+    ('convert', {'dry_run': True}, False),
+    ('recompress', {'codec': 'zstd'}, True),
+    ('tier', {'metadata_only': True}, False)])
+def test_a_job_that_does_all(name, arguments, does_all):
+    """Only such a job takes the place of a scheduled one."""
+    assert task_queue.Job(name, 1, arguments).does_all is does_all

@@ -19,6 +19,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import converter
 from dedupd.tasks import disk_conversion
 from dedupd.tasks import merger
+from dedupd.tasks import scrubber
 from glance_dedup import _engine
 from glance_dedup.base import confined
 from glance_dedup.base import exceptions
@@ -186,8 +187,9 @@ def test_streams_without_an_encoder(repo, maintainer, path):
     assert checker.check(path).ok
 
 
-def test_streams_of_two_programs(repo, maintainer):
+def test_streams_of_two_programs(repo, maintainer, monkeypatch):
     """Each has an encoder of its own, found while the disk is stored, too."""
+    monkeypatch.setattr(disk_conversion, '_BATCH', 7)
     file = qcow2files.file_of(
         [qcow2files.deflated(one) for one in DISK[:30]]
         + [qcow2files.deflated(one, 1) for one in DISK[30:]])
@@ -243,6 +245,47 @@ def test_clusters_that_are_the_tables(repo, maintainer):
     require_disk(repo, 'image', file, b''.join(disk))
 
 
+@pytest.mark.parametrize('tail', [b'', b'.'])
+def test_the_disk_ends_within_a_cluster(repo, maintainer, tail):
+    """The last stream is derived if it has zeros behind the disk."""
+    size = len(DISK) * CLUSTER - 512
+    last = (DISK[-1][:-512] + tail).ljust(CLUSTER, b'\0')
+    streams = [qcow2files.deflated(one) for one in [*DISK[:-1], last]]
+    file = patched(24, size.to_bytes(8, 'big'), qcow2files.file_of(streams))
+    repositories.put(repo, 'image', file)
+    result = convert(maintainer)
+    assert (result.images, result.derived_bytes) == (
+        1, sum(map(len, streams[:-1] if tail else streams)))
+    require_disk(repo, 'image', file, (b''.join(DISK[:-1]) + last)[:size])
+
+
+def test_a_table_that_is_not_worth_it(repo, maintainer):
+    """Gaps between streams are extents, too (F8)."""
+    streams = [qcow2files.deflated(words(700, seed).ljust(CLUSTER, b'\0'))
+               for seed in range(200)]
+    file = qcow2files.file_of(streams, b'gap')
+    assert 80 * 200 > len(file) / 8 > 40 * 210
+    repositories.put(repo, 'image', file)
+    assert convert(maintainer).refused == 1
+    require_as_it_came(repo, 'image', file, 'more pieces')
+    maintenance.require_counted(maintainer)
+
+
+def test_a_converted_image_is_healed(repo, maintainer, path):
+    """A later upload of the raw disk has the damaged block."""
+    repositories.put(repo, 'image', FILE)
+    assert convert(maintainer).images == 1
+    block = maintenance.blocks_of(repo, 'image')[40]
+    segment = repositories.Group(path, block[0]).entry(block[1])[2]
+    repositories.ruin(repositories.group_path(path, block[0]), segment + 2000)
+    assert scrubber.run_once(maintainer, pacing.Pace(), full=True).damaged
+    with pytest.raises(exceptions.DamagedError):
+        repositories.read_all(repo, 'image')
+    repositories.put(repo, 'raw', b''.join(DISK))
+    assert scrubber.run_once(maintainer, pacing.Pace(), full=True).healed
+    require_disk(repo, 'image', FILE, b''.join(DISK))
+
+
 def test_bytes_behind_everything(repo, maintainer):
     file = FILE + noise(3 * CLUSTER + 77, 5)
     repositories.put(repo, 'image', file)
@@ -256,12 +299,13 @@ def test_ranges_cover_the_file():
         rng = random.Random(seed)
         size = rng.randrange(1, 3000)
         records = sorting.Sorted(disk_conversion._RECORD.size)
+        found = []
         for _ in range(rng.randrange(12)):
             place = rng.randrange(size)
             length = rng.randrange(1, size - place + 1)
-            records.add(disk_conversion._RECORD.pack(
-                place, length, rng.randrange(9) * 10000, *rng.choice(
-                    [(0, 0, 0), (4096, 1, 77)])))
+            found.append((place, length, rng.randrange(9) * 10000, *rng.choice(
+                [(0, 0, 0), (4096, 1, 77)])))
+            records.add(disk_conversion._RECORD.pack(*found[-1]))
         work = disk_conversion.Work.__new__(disk_conversion.Work)
         work._size = size
         disk = types.SimpleNamespace(size=512)
@@ -269,6 +313,12 @@ def test_ranges_cover_the_file():
         for place, extent, is_rest in work._ranges(disk, records):
             assert place == at and extent.length > 0
             at += extent.length
+            # Of a stream there is no part.
+            assert not extent.encoder or (
+                place, extent.length, extent.plain, 4096, 1, 77) in found
+            assert is_rest or any(
+                begin <= place and extent.plain - plain == place - begin
+                for begin, _, plain, *_ in found)
             if is_rest:
                 assert extent.plain == rest
                 rest += extent.length
@@ -327,6 +377,23 @@ def test_it_makes_way_at_each_step(repo, maintainer, path, small_steps):
     collector.run_once(maintainer, pacing.Pace())
     maintenance.require_collected(maintainer)
     assert checker.check(path).ok
+
+
+@pytest.mark.parametrize('where', ['_step', 'exchange'])
+def test_an_error_of_the_program(repo, maintainer, small_steps, monkeypatch,
+                                 where):
+    """Nothing of the conversion is left to go on with."""
+    repositories.put(repo, 'image', FILE)
+
+    def fail(*args):
+        raise ValueError('a bug')
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_conversion.Work, where, fail)
+        with pytest.raises(ValueError):
+            convert(maintainer)
+    require_as_it_came(repo, 'image', FILE)
+    assert convert(maintainer).images == 1
+    require_disk(repo, 'image', FILE, b''.join(DISK))
 
 
 def test_a_request_for_another_image(repo, maintainer, small_steps):
@@ -456,9 +523,11 @@ def convert_for_ever(path):
 @pytest.mark.parametrize('at', [1, 5, 12])
 def test_deleted_meanwhile(repo, maintainer, path, small_steps, at):
     repositories.put(repo, 'image', FILE)
-    result = convert(maintainer, pace=Interrupted(
-        at, lambda: repo.delete('image')))
+    pace = Interrupted(at, lambda: repo.delete('image'))
+    result = convert(maintainer, pace=pace)
     assert (result.images, result.gave_up) == (0, 1)
+    # The next step finds it out.
+    assert pace.steps == at
     assert repo.images() == []
     collector.run_once(maintainer, pacing.Pace())
     maintenance.require_collected(maintainer)
@@ -535,6 +604,26 @@ def test_cold_images_are_left_out(tmp_path):
         assert result.images == 0
         assert 'object store' in result.reasons['image']
         require_as_it_came(repo, 'image', file)
+
+
+def test_converted_images_become_cold(tmp_path):
+    """A download then takes slices of the plain bytes."""
+    path = repositories.create(tmp_path / 'cold', block_size=4096,
+                               group_slots=64)
+    coldgroups.attach(path)
+    with repositories.open_repository(path) as repo:
+        with maintaining(repo) as maintainer:
+            repositories.put(repo, 'image', FILE + noise(64 * 4096, 3))
+            assert convert(maintainer).images == 1
+            collector.run_once(maintainer, pacing.Pace())
+        assert coldgroups.cool_all(repo)
+        require_disk(repo, 'image', FILE + noise(64 * 4096, 3),
+                     b''.join(DISK))
+        with maintaining(repo) as maintainer:
+            result = convert(maintainer, 'image', form=converter.FILE)
+            assert result.images == 1
+        require_as_it_came(repo, 'image', FILE + noise(64 * 4096, 3),
+                           'an operator')
 
 
 def test_a_full_disk(repo, maintainer, path, monkeypatch):
