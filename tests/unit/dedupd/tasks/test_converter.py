@@ -379,6 +379,29 @@ def test_it_makes_way_at_each_step(repo, maintainer, path, small_steps):
     assert checker.check(path).ok
 
 
+def test_a_request_makes_way(repo, maintainer, small_steps):
+    """It ends with the result that it would have had at once."""
+    repositories.put(repo, 'image', FILE)
+    with pytest.raises(pacing.Stopped):
+        convert(maintainer, 'image', pace=Interrupted(5, stopping))
+    result = convert(maintainer, 'image')
+    assert (result.images, result.unchanged, result.reasons) == (1, 0, {})
+
+
+def test_it_is_counted_before_the_exchange(repo, maintainer, monkeypatch):
+    """N10.3: otherwise a crash could free its blocks."""
+    repositories.put(repo, 'image', FILE)
+    real, found = disk_conversion.Work.exchange, []
+
+    def exchange(work):
+        found.append(maintainer.catalog.counted(
+            work.header['transaction_id']))
+        return real(work)
+    monkeypatch.setattr(disk_conversion.Work, 'exchange', exchange)
+    assert convert(maintainer).images == 1
+    assert found == [True]
+
+
 @pytest.mark.parametrize('where', ['_step', 'exchange'])
 def test_an_error_of_the_program(repo, maintainer, small_steps, monkeypatch,
                                  where):
@@ -1015,6 +1038,7 @@ def test_back_to_the_file(repo, maintainer, path):
     assert (path / 'images' / 'image').read_bytes()[8] == 1
     result = convert(maintainer, 'image', form=converter.FILE)
     assert (result.images, result.unchanged) == (0, 1)
+    maintainer.judged.clear()       # as another maintainer would begin
     with monkeypatched_version():
         assert convert(maintainer) == converter.Result()
     assert convert(maintainer, 'image').images == 1
