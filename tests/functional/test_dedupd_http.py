@@ -683,8 +683,8 @@ def test_state(daemon, content):
     assert status['space']['logical_bytes'] == size
     assert status['catalog']['state'] == 'ready'
     assert set(status['tasks']) == {
-        'account', 'collect', 'merge', 'scrub', 'recompress', 'tier',
-        'projects', 'usage', 'rebuild-catalog'}
+        'account', 'collect', 'merge', 'scrub', 'recompress', 'convert',
+        'tier', 'projects', 'usage', 'rebuild-catalog'}
     images = daemon.request('GET', '/v1/images').json()['images']
     assert [i['image_id'] for i in images] == [
         'empty', 'image', 'other', 'zeros']

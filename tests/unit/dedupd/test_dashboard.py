@@ -23,7 +23,8 @@ COLUMNS = 24
 UNITS = {value for name, value in vars(units).items()
          if not name.startswith('_')}
 # No panel shows these metrics; some change only with the options.
-NOT_SHOWN = {'dedupd_block_size_bytes', 'dedupd_failed_reads_total',
+NOT_SHOWN = {'dedupd_block_size_bytes', 'dedupd_derived_bytes',
+             'dedupd_failed_reads_total', 'dedupd_images_with_disk',
              'dedupd_mount_tried', 'dedupd_task_interval_seconds'}
 
 

@@ -106,7 +106,7 @@ def test_the_upload_stays(repo, maintainer):
     keptdisks.convert(repo, maintainer, 'image', MADE)
     after = repo.stat('image')
     changed = ('zero_bytes', 'new_bytes', 'stored_bytes', 'extents',
-               'fragments')
+               'fragments', 'derived_bytes')
     assert dataclasses.replace(before, **{
         name: getattr(after, name) for name in changed}) == after
 
@@ -201,8 +201,8 @@ def test_out_of_order(repo):
     """Plain bytes, the table, the end: in no other order."""
     repositories.put(repo, 'image', MADE.file)
     with repo.begin_conversion('image') as new:
-        for call in (lambda: new.add_derived(MADE.extents), new.finish,
-                     new.exchange, new.commit):
+        for call in (lambda: new.add_derived(MADE.extents), new.exchange,
+                     new.commit, new.open_finished):
             with pytest.raises(exceptions.InvalidParameter):
                 call()
         new.write(MADE.plain)
@@ -215,6 +215,43 @@ def test_out_of_order(repo):
     with repo.begin('other') as new:
         with pytest.raises(exceptions.InvalidParameter):
             new._engine.begin_table(512, 1, True, b'')
+
+
+def test_the_file_again(repo, maintainer, image, path):
+    """Without a table the recipe is that of the file."""
+    for wrong in MADE.file[:-1], MADE.file + b'.', b'':
+        with repo.begin_conversion('image') as new:
+            new.write(wrong)
+            with pytest.raises(exceptions.InvalidParameter, match='its'):
+                new.finish()
+        require_read(repo)
+    with repo.begin_conversion('image') as new:
+        new.write(MADE.file)
+        header = new.finish()
+        with new.open_finished() as found:
+            assert found.read() == MADE.file and found.disk is None
+        merger.count(maintainer, pacing.Pace(), header['transaction_id'])
+        assert new.exchange()
+    maintenance.account(maintainer)
+    maintenance.require_counted(maintainer)
+    require_only(path, 'image', 1)
+    assert repositories.read_all(repo, 'image') == MADE.file
+    assert checker.check(path).ok
+
+
+def test_finished_and_read(repo):
+    """The new recipe can be read before it is the image's (F4)."""
+    repositories.put(repo, 'image', MADE.file)
+    with repo.begin_conversion('image') as new:
+        new.write(MADE.plain)
+        new.begin_table(MADE.table())
+        new.add_derived(MADE.extents)
+        new.finish()
+        with new.open_finished() as found:
+            assert found.read() == MADE.file
+            assert found.read_disk(SIZE) == MADE.disk
+        with repo.open_image('image') as found:
+            assert found.disk is None
 
 
 def test_given_up(repo, maintainer, path):
