@@ -9,6 +9,10 @@ _MERGE = 'glance_dedup/engine/maintenance/merge.c'
 _TRANSACTION = 'glance_dedup/engine/write/transaction.c'
 _DERIVE = 'glance_dedup/engine/read/derive.c'
 _CONVERSION_TESTS = ('tests/unit/repository/test_conversion.py',)
+_PARSE = 'glance_dedup/engine/deflate/parse.c'
+_DISK_CONVERSION = 'dedupd/tasks/disk_conversion.py'
+_CONVERTER_TESTS = 'tests/unit/dedupd/tasks/test_converter.py'
+_CONVERTER = 'dedupd/tasks/converter.py'
 
 MUTANTS = (
     Mutant(
@@ -34,6 +38,33 @@ MUTANTS = (
                  'image->spool.name, err));\n',
                  ''),),
         workload='converting'),
+    Mutant(
+        'encoder-makes-other-bytes', 'F3', (
+            Edit(_PARSE,
+                 '             --left != 0);', '             left-- != 0);'),),
+        tests=('tests/unit/binding/test_deflate.py::'
+               'test_the_encoder_makes_known_bytes',),
+        why_not='no crash is needed'),
+    Mutant(
+        'converted-file-not-compared', 'F4', (
+            Edit(_DISK_CONVERSION,
+                 'if made.read(_PIECE, at) != content:',
+                 'if made.size < 0:'),),
+        tests=(f'{_CONVERTER_TESTS}::test_bytes_that_come_out_otherwise',),
+        why_not='it takes a wrong encoder'),
+    Mutant(
+        'copies-become-ordinary-blocks', 'F9', (
+            Edit(_CONVERTER,
+                 'if any(block_addresses.has_copies(',
+                 'if False and any(block_addresses.has_copies('),),
+        tests=(f'{_CONVERTER_TESTS}::test_copies_stay_apart',),
+        why_not='no crash is needed'),
+    Mutant(
+        'verdict-of-another-upload', 'F11', (
+            Edit('glance_dedup/repository/format_verdicts.py',
+                 "fields['upload_id'] == upload_id", 'upload_id'),),
+        tests=(f'{_CONVERTER_TESTS}::test_a_verdict_on_another_upload',),
+        why_not='no crash is needed'),
     Mutant(
         'table-without-the-feature', 'F10', (
             Edit(_TRANSACTION,
