@@ -12,9 +12,12 @@ import hashlib
 import json
 
 from tests.crash import volume_model
+from tests.support import qcow2files
 from tests.support import repositories
 
 BLOCK = 512
+#: The seed of a compressed qcow2 file, whose disk has so many clusters.
+QCOW2 = 899
 #: Seeds from this one on give content that compresses to half.
 TEXTS = 900
 #: Seeds from this one on do not: they are numbers of a volume's sectors.
@@ -23,6 +26,10 @@ SECTORS = 1000
 
 @functools.lru_cache(maxsize=8192)
 def _run(seed, blocks):
+    if seed == QCOW2:
+        return qcow2files.file_of([qcow2files.deflated(
+            repositories.noise(qcow2files.CLUSTER // 2, cluster).hex().encode()
+        ) for cluster in range(blocks)])
     if TEXTS <= seed < SECTORS:
         return repositories.noise(blocks * BLOCK // 2, seed).hex().encode()
     return (repositories.noise(blocks * BLOCK, seed) if seed

@@ -9,6 +9,7 @@ from unittest import mock
 
 from dedupd.compute.cache import cache_catalog
 from dedupd.tasks import accounting
+from dedupd.tasks import converter
 from dedupd.tasks import exactindex
 from dedupd.tasks import findings
 from dedupd.tasks import scrubber
@@ -19,6 +20,7 @@ from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.maintenance import maintainer_role
 from tests.crash import deeds
+from tests.crash import expected_state
 from tests.crash.expected_state import make
 from tests.crash import recorded_volume
 from tests.crash import stages
@@ -519,6 +521,24 @@ def converting(stage):
             deeds.merge(maintainer)
             stage.delete(repo, 'b')
             deeds.collect(maintainer, live_share=0, evacuate_share=100)
+            stage.delete(repo, 'a')
+            deeds.collect(maintainer, live_share=0, evacuate_share=0)
+
+
+@workload
+def converting_files(stage):
+    """The task converts a compressed file, and back (F2, F4)."""
+    spec = [(expected_state.QCOW2, 12)]
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', *spec)
+        stage.put(repo, 'b', (1, 20))
+        with deeds.maintaining(repo) as maintainer:
+            for form in (converter.DISK, converter.FILE, converter.DISK):
+                result = converter.run_once(maintainer, pacing.Pace(), ['a'],
+                                            form)
+                assert result.images == 1, result
+            deeds.collect(maintainer, live_share=0, evacuate_share=0)
             stage.delete(repo, 'a')
             deeds.collect(maintainer, live_share=0, evacuate_share=0)
 

@@ -419,7 +419,10 @@ class _Verifier:
                     group and not _is_shareable(groups[group], slot)
                     for group, slot in maintenance.blocks_of(repo, image)):
                 continue
-            if bytes.fromhex(repo.stat(image).scope) != scopes.GLOBAL:
+            found = repo.stat(image)
+            # Derived bytes are in no block.
+            if (bytes.fromhex(found.scope) != scopes.GLOBAL
+                    or found.derived_bytes):
                 continue
             again = f'{image}-again'
             stat = repositories.put(repo, again, make(spec))
