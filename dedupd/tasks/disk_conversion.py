@@ -72,6 +72,7 @@ class Work(closing.Closing):
         self._inode = self._find_inode()
         self.header: dict[str, Any] = {}
         self._new: conversion.Conversion | None = None
+        self._moved = 0     # bytes, since the last step
         self.steps = self._watched(
             self._convert_to_disk() if to_disk else self._convert_to_file())
 
@@ -107,6 +108,25 @@ class Work(closing.Closing):
                     f'its conversion takes more than {MAX_SECONDS:.0f} s')
             yield step
 
+    def _step(self, done: int, total: int, what: str) -> Step:
+        cost, self._moved = self._moved, 0
+        # Several parts of a disk may be made of the same bytes of the file.
+        return Step(min(done, total), total, what, cost)
+
+    def _read(self, length: int, offset: int) -> bytes:
+        self._moved += length
+        return self._source.read(length, offset)
+
+    def _pieces(self, place: int, length: int
+                ) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes of a range of the file, and their places."""
+        for at in range(place, place + length, _PIECE):
+            yield at, self._read(min(_PIECE, place + length - at), at)
+
+    def _write(self, new: conversion.Conversion, content: bytes) -> None:
+        self._moved += len(content)
+        new.write(content)
+
     def _begin(self) -> conversion.Conversion:
         new = self._new = self._stack.enter_context(
             self._repository.begin_conversion(self.image_id))
@@ -127,9 +147,10 @@ class Work(closing.Closing):
     # -- to the disk ------------------------------------------------------
 
     def _convert_to_disk(self) -> Iterator[Step]:
-        with disk_survey.Disk(self._source.read, self._size,
+        total = 3 * self._size
+        with disk_survey.Disk(self._read, self._size,
                               self._is_wanted) as disk:
-            yield Step(0, 3 * self._size, 'mapping the disk', 0)
+            yield self._step(0, total, 'mapping the disk')
             with contextlib.closing(
                     sorting.Sorted(_RECORD.size)) as records:
                 new = self._begin()
@@ -141,7 +162,7 @@ class Work(closing.Closing):
                         for encoder in disk.encoders)))
                 self._write_table(disk, new, records)
             self._finish(new, found)
-        yield from self._compare(2 * self._size, 3 * self._size)
+        yield from self._compare(2 * self._size, total)
 
     def _store_disk(self, disk: disk_survey.Disk,
                     new: conversion.Conversion,
@@ -152,39 +173,28 @@ class Work(closing.Closing):
         :returns: bytes that are cut on the disk as they are in the file
         """
         block = self._repository.parameters.block_size
-        done = cost = found = 0
+        done = found = 0
+        total, what = 3 * self._size, 'storing the disk'
         for piece, used, plain in disk.content():
             if piece.kind < confined.PLAIN:
                 new.write_zeros(piece.length)
             elif piece.kind == confined.PLAIN:
-                for _, content in self._read(piece.place, piece.length):
-                    new.write(content)
+                for _, content in self._pieces(piece.place, piece.length):
+                    self._write(new, content)
                     done += len(content)
-                    yield self._step(done, 'storing the disk',
-                                     2 * len(content))
+                    yield self._step(done, total, what)
                 records.add(_RECORD.pack(piece.place, piece.length,
                                          piece.offset, 0, 0, 0))
                 if (piece.place - piece.offset) % block == 0:
                     found += piece.length
             else:
-                new.write(plain[:piece.length])
+                self._write(new, plain[:piece.length])
                 self._derive(disk, piece, used, plain, records)
                 done += used
-                cost += used + len(plain)
-                if cost >= _PIECE:
-                    yield self._step(done, 'storing the disk', cost)
-                    cost = 0
+                if self._moved >= _PIECE:
+                    yield self._step(done, total, what)
         new.write_zeros(-disk.size % disk_survey.REST_ALIGN)
         return min(found, self._size)
-
-    def _step(self, done: int, what: str, cost: int) -> Step:
-        # A file may have bytes of which several parts of its disk are made.
-        return Step(min(done, self._size), 3 * self._size, what, cost)
-
-    def _read(self, place: int, length: int
-              ) -> Iterator[tuple[int, bytes]]:
-        for at in range(place, place + length, _PIECE):
-            yield at, self._source.read(min(_PIECE, place + length - at), at)
 
     def _derive(self, disk: disk_survey.Disk, piece: confined.Piece,
                 used: int, plain: bytes, records: sorting.Sorted) -> None:
@@ -196,7 +206,7 @@ class Work(closing.Closing):
                     end < disk.size or piece.offset + len(plain) > rest
                     or any(plain[piece.length:]))):
             return
-        found = disk.encoder_of(plain, self._source.read(used, piece.place))
+        found = disk.encoder_of(plain, self._read(used, piece.place))
         if found is not None:
             records.add(_RECORD.pack(piece.place, used, piece.offset,
                                      len(plain), 1 + found[0], found[1]))
@@ -229,18 +239,16 @@ class Work(closing.Closing):
     def _store_rest(self, disk: disk_survey.Disk,
                     new: conversion.Conversion,
                     records: sorting.Sorted) -> Iterator[Step]:
-        extents = cost = 0
+        extents = 0
         for place, extent, is_rest in self._ranges(disk, records):
             extents += 1
             if not is_rest:
                 continue
-            for at, content in self._read(place, extent.length):
-                new.write(content)
-                cost += 2 * len(content)
-                if cost >= _PIECE:
-                    yield self._step(self._size + at, 'storing the rest',
-                                     cost)
-                    cost = 0
+            for at, content in self._pieces(place, extent.length):
+                self._write(new, content)
+                if self._moved >= _PIECE:
+                    yield self._step(self._size + at, 3 * self._size,
+                                     'storing the rest')
         disk_survey.require_table(extents, self._size)
 
     def _write_table(self, disk: disk_survey.Disk,
@@ -259,10 +267,9 @@ class Work(closing.Closing):
     def _convert_to_file(self) -> Iterator[Step]:
         """Store the bytes of the file as an upload would."""
         new = self._begin()
-        for at, content in self._read(0, self._size):
-            new.write(content)
-            yield Step(at, 2 * self._size, 'storing the file',
-                       2 * len(content))
+        for at, content in self._pieces(0, self._size):
+            self._write(new, content)
+            yield self._step(at, 2 * self._size, 'storing the file')
         disk = self._source.disk
         self._finish(new, self._size - (disk.derived_bytes if disk else 0))
         yield from self._compare(self._size, 2 * self._size)
@@ -277,13 +284,14 @@ class Work(closing.Closing):
         if stat.hash_name in hashlib.algorithms_available:
             digest = hashlib.new(stat.hash_name)
         with self._new.open_finished() as made:
-            for at, content in self._read(0, self._size):
+            for at, content in self._pieces(0, self._size):
+                self._moved += len(content)
                 if made.read(_PIECE, at) != content:
                     raise confined.RefusedError(
                         f'its bytes from {at} on came out otherwise')
                 if digest is not None:
                     digest.update(content)
-                yield Step(done + at, total, 'comparing', 2 * len(content))
+                yield self._step(done + at, total, 'comparing')
         if digest is not None and digest.hexdigest() != stat.hash_value:
             raise exceptions.DamagedError(
                 f'image {self.image_id} has not the hash in its recipe')
