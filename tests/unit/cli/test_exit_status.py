@@ -79,6 +79,7 @@ task collect
 project count
 project list
 project show p
+image convert one --to file
 image du one copied
 volume du renamed
 repository space
