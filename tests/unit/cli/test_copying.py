@@ -16,6 +16,8 @@ PIECE = 1000
 class Image:
     """The part of an image that a Copier uses."""
 
+    disk = None
+
     def __init__(self, data, holes=()):
         self.data = data
         self.size = len(data)

@@ -68,6 +68,7 @@ def hanging(configure, monkeypatch):
 
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
         repository_id=real.repository_id, read_keys=real.read_keys,
+        path=real.path,
         begin=wrap('begin', begin), open_image=wrap('open', open_image),
         stat=wrap('stat', real.stat), delete=wrap('delete', real.delete)))
     yield state
