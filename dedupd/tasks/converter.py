@@ -310,6 +310,7 @@ class _Run:
                 # Now, or a kill would leave a file that is converted again.
                 self._judge(image_id, format_verdicts.Verdict(
                     work.upload_id, _IS_FILE, is_wish=True))
+            self._maintainer.confirm()
             done = work.exchange()                              # N10.4 to 7
             self._result.images += done
             self._result.gave_up += not done

@@ -569,6 +569,21 @@ def test_deleted_before_the_exchange(repo, maintainer, path, monkeypatch):
     maintenance.require_collected(maintainer)
 
 
+def test_another_process_is_the_maintainer(repo, maintainer, monkeypatch):
+    """It has another catalog, so there is no exchange (N10.3)."""
+    repositories.put(repo, 'image', FILE)
+    real = merger.count
+
+    def count(*args):
+        real(*args)
+        maintainer.lost = 'another process maintains it'
+    monkeypatch.setattr(merger, 'count', count)
+    with pytest.raises(exceptions.LostLocks):
+        convert(maintainer)
+    assert maintainer.converting is None
+    require_as_it_came(repo, 'image', FILE)
+
+
 def test_uploaded_again_meanwhile(repo, maintainer, small_steps):
     repositories.put(repo, 'image', FILE)
 
