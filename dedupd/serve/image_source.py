@@ -102,6 +102,8 @@ class Present:
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
         """See `Reading.extents`."""
         end = min(self.size, offset + length)
+        if self._image.disk is not None:
+            return [(end - offset, False)]  # its extents are not of the file
         found: list[tuple[int, bool]] = []
         for number, extent in enumerate(self._image.extents(offset)):
             if extent.offset >= end or number == _MAX_EXTENTS:

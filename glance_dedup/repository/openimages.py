@@ -451,14 +451,22 @@ class Image(closing.Closing):
             yield data
 
     def extents(self, offset: int = 0) -> Iterator[Extent]:
-        """The extents of the plain bytes, from the one at `offset` on."""
+        """The image's extents, in order, from the one at `offset` on.
+
+        :raises InvalidParameter: the image is kept as its disk, so that its
+            extents are not those of the file
+        """
+        self.require_no_disk()
         for _, extents in self.pages(offset):
             for extent in extents:
                 if extent.offset + extent.length > offset:
                     yield extent
 
     def pages(self, offset: int = 0) -> Iterator[tuple[int, list[Extent]]]:
-        """Each page's number and extents, from the page of `offset` on."""
+        """Each page's number and extents, from the page of `offset` on.
+
+        They are those of the plain bytes.
+        """
         page = self._page_of(offset)
         while extents := self._engine.extents(page):
             yield page, [Extent(*fields) for fields in extents]
@@ -524,7 +532,8 @@ class Image(closing.Closing):
         if self.disk is not None:
             raise exceptions.InvalidParameter(
                 f'image {self.stat.image_id} is kept as its disk: its blocks '
-                'cannot be sent or compared yet')
+                'are not those of its file, and cannot be sent or compared '
+                'yet')
 
     def close(self) -> None:
         """Close the image. Idempotent."""

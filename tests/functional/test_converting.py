@@ -11,10 +11,12 @@ from dedupd.tasks import collector
 from dedupd.tasks import converter
 from glance_dedup.base import pacing
 from glance_dedup.check import checker
+from glance_dedup.client import nbd_reader
 from tests.functional.test_hosts import both     # noqa: F401: a fixture
 from tests.functional.test_hosts import opened
 from tests.functional.test_hosts import shared
-from tests.support import daemons
+from tests.functional.test_nbd import Daemon
+from tests.functional.test_nbd import run
 from tests.support import maintenance
 from tests.support import qcow2files
 from tests.support import repositories
@@ -37,7 +39,7 @@ sys.exit(daemon.main())
 
 @contextlib.contextmanager
 def daemon_of(path, **options):
-    with daemons.Daemon(path, **options) as daemon:
+    with Daemon(path, **options) as daemon:
         daemon.program = PROGRAM
         daemon.start().wait_for_catalog()
         yield daemon
@@ -65,8 +67,11 @@ def test_a_daemon_converts_what_is_uploaded(tmp_path, rate):
                 return image.disk is not None
         where = '/v1/images/image'
         # The disk's blocks are there already, so the rate is no wait.
-        while not converted():
+
+        def read():
             assert daemon.request('GET', where).body == FILE
+            return converted()
+        daemon.wait_for(read)
         assert daemon.request('GET', where).body == FILE
         part = daemon.request('GET', where, Range='bytes=5000-99999')
         assert part.body == FILE[5000:100000]
@@ -81,6 +86,31 @@ def test_a_daemon_converts_what_is_uploaded(tmp_path, rate):
         assert 'convert' in daemon.status()['tasks']
         daemon.wait_for(lambda: not os.listdir(path / 'spool'))
     assert checker.check(path).ok
+
+
+@pytest.mark.needs('nbd', 'qemu')
+@pytest.mark.parametrize('program', ['nbdcopy', 'qemu-img'])
+def test_the_file_over_nbd(tmp_path, program):
+    """Its data is not reported as zeros, which clients would not read."""
+    path = repositories.create(tmp_path / 'repository')
+    # Where these are in the file, the plain bytes are zeros.
+    file = FILE + noise(1_500_160, 1)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'image', file)
+        assert convert(repo).images == 1
+    copy = tmp_path / 'copy'
+    with daemon_of(path) as daemon:
+        with nbd_reader.NbdReader(str(daemon.nbd), 'image',
+                                  ['base:allocation']) as reader:
+            for offset, length in (0, len(file)), (len(file) - 512, 512):
+                assert reader.extents(offset, length) == {
+                    'base:allocation': [(length, 0)]}
+        if program == 'nbdcopy':
+            run(program, daemon.uri('image'), copy)
+        else:
+            run(program, 'convert', '-f', 'raw', '-O', 'raw',
+                daemon.uri('image'), copy)
+    assert copy.read_bytes() == file
 
 
 def test_a_daemon_that_may_not(tmp_path):

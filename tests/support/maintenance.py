@@ -70,7 +70,8 @@ def blocks_of(repo, image_id):
     """Return the addresses that a recipe names, with repetition."""
     with openimages.Image(
             repo.handle().open_image(image_id, None), repo) as image:
-        return [(extent.group, extent.slot + i) for extent in image.extents()
+        return [(extent.group, extent.slot + i)
+                for _, extents in image.pages() for extent in extents
                 for i in range(extent.blocks)]
 
 

@@ -9,6 +9,7 @@ import hashlib
 import pytest
 import xxhash
 
+from dedupd.serve import image_source
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
@@ -360,12 +361,16 @@ def test_uses_that_do_not_know_disks(repo, image):
     repositories.put(repo, 'twin', MADE.file)
     with repo.open_image('image') as found:
         for call in (lambda: found.describe(0),
+                     lambda: next(found.extents()),
                      lambda: found.frames([(0, 512)]),
                      lambda: openvolumes.create(repo, 'disk', image=found)):
             with pytest.raises(exceptions.InvalidParameter,
                                match='kept as its disk'):
                 call()
         assert [*copying.filled_ranges(found)] == [(0, len(MADE.file))]
+        reading = image_source.Present(found)
+        assert reading.extents(70_000, 1 << 40) == [
+            (len(MADE.file) - 70_000, False)]
     with pytest.raises(exceptions.InvalidParameter, match='kept as its disk'):
         image_diff.Comparison(repo, 'image', 'twin')
     openvolumes.create(repo, 'disk', size=1 << 20)
