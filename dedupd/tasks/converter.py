@@ -25,6 +25,7 @@ from glance_dedup.base import confined
 from glance_dedup.base import diskformats
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import imageids
 from glance_dedup.base import pacing
 from glance_dedup.base import units
 from glance_dedup.maintenance import block_addresses
@@ -166,6 +167,7 @@ class _Run:
             facts['image_id'] for _, facts
             in self._maintainer.catalog.ledger()
             if facts['image_id'] in images
+            and imageids.of_backup(facts['image_id']) is None
             and judged.get(facts['image_id']) != facts['upload_id'])
 
     def _forget_the_gone(self) -> None:
@@ -185,6 +187,8 @@ class _Run:
             return
         if image.disk is not None:
             raise _HasFormError('it has the form of its disk')
+        if imageids.of_backup(image_id) is not None:
+            raise _SkipError('it is a backup: its bytes are those of a disk')
         verdict = format_verdicts.read(self._root, image_id, upload_id)
         if verdict is not None and not self._images and (
                 verdict.since is None):

@@ -248,8 +248,10 @@ class Rank:
         """The backup with which the view is compared, held open (B4)."""
         if view.base is not None:
             try:
-                return self._stack.enter_context(self._repository.open_image(
+                image = self._stack.enter_context(self._repository.open_image(
                     view.base.backup_id, view.base.upload_id))
+                image.require_no_disk()
+                return image
             except exceptions.RepositoryError:
                 view.drop_base()
         return None

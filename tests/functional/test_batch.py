@@ -12,17 +12,21 @@ import venv
 
 import pytest
 
+from dedupd.tasks import converter
 from glance_dedup.backup import backup_job
 from glance_dedup.backup import places
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import reachable_hosts
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 from tests.support import batches
 from tests.support import maintenance
+from tests.support import qcow2files
 from tests.support import repositories
+from tests.support.repositories import noise
 from tests.unit.dedupd.tasks import collecting
 
 LIMIT = 300
@@ -62,6 +66,35 @@ def test_second_night_reads_what_changed(cloud):
     assert {name: result.read > 0 for name, result in results.items()} == {
         'disk0': False, 'disk1': True, 'disk2': False, 'disk3': False}
     cloud.require_clean()
+
+
+def test_backup_with_a_disk_is_no_base(cloud):
+    """The extents of a backup that is kept as its disk are not the file's."""
+    disks = cloud.disks.directory
+    content = (disks / 'disk0').read_bytes()
+    streams = [qcow2files.deflated(noise(2000, seed).hex().encode().ljust(
+        qcow2files.CLUSTER, b'.')) for seed in range(400)]
+    file = qcow2files.file_of(streams)
+    (disks / 'disk0').write_bytes(file + content)
+    cloud.run()
+    backup_id = imageids.backup_id('disk0', cloud.time(0))
+    with (image_repository.Repository(cloud.path) as repo,
+          maintenance.maintaining(repo) as maintainer):
+        maintenance.account(maintainer)
+        assert convert_in_any_case(maintainer, backup_id).images == 1
+    with open(disks / 'disk0', 'r+b') as disk:
+        disk.seek(len(file))
+        disk.write(b'changed')
+    cloud.run(1)
+    assert cloud.backups(1) == cloud.disks.digests()
+    cloud.require_clean()
+
+
+def convert_in_any_case(maintainer, image_id):
+    """Convert an image, a backup, too, as an older version would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(imageids, 'of_backup', lambda image_id: None)
+        return converter.run_once(maintainer, pacing.Pace(), [image_id])
 
 
 def test_backup_that_is_gone_is_no_base(cloud):

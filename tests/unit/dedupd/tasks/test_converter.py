@@ -865,6 +865,16 @@ def test_other_images(repo, maintainer, monkeypatch):
     assert not os.path.exists(os.path.join(repo.path, 'formats'))
 
 
+def test_backups_are_left_alone(repo, maintainer):
+    """Their bytes are those of a disk, whatever this begins with."""
+    backup_id = 'b_server_20261130T120000Z'
+    repositories.put(repo, backup_id, FILE)
+    assert convert(maintainer) == converter.Result()
+    result = convert(maintainer, backup_id)
+    assert result.images == 0 and 'a backup' in result.reasons[backup_id]
+    require_as_it_came(repo, backup_id, FILE)
+
+
 # -- verdicts -----------------------------------------------------------------
 
 @pytest.fixture
