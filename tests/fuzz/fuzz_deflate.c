@@ -42,6 +42,19 @@ check_inflate(const gd_deflate_params *p, size_t length, size_t used)
     MUST(memcmp(again, plain, length) == 0);
 }
 
+/* The encoder makes this stream, and none that differs in a byte. */
+static void
+check_makes(gd_deflate *encoder, size_t length, size_t used, size_t seed)
+{
+    size_t parsed, at = seed % used;
+    wanted[at] ^= 1;
+    MUST(!gd_deflate_makes(encoder, plain, length, wanted, used, out, &parsed));
+    MUST(parsed <= length);
+    wanted[at] ^= 1;
+    MUST(gd_deflate_makes(encoder, plain, length, wanted, used, out, &parsed));
+    MUST(parsed == length);
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -53,7 +66,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t level = take8(&in) % 9 + 1, window = take8(&in) % 7 + 9;
     uint8_t memory = take8(&in) % 9 + 1, strategy = take8(&in) % 10;
     gd_deflate_params p = {level, window, memory, strategy % 5, strategy >= 5};
-    size_t length = repeat_bytes(&in);
+    size_t length = repeat_bytes(&in), seed = length * 31 + size;
     z_stream z = {.next_in = plain, .avail_in = (uInt)length,
                   .next_out = wanted, .avail_out = ROOM};
     MUST(deflateInit2(&z, level, Z_DEFLATED, p.has_header ? window : -window,
@@ -65,6 +78,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t used = gd_deflate_encode(encoder, plain, length, out, ROOM);
         MUST(used == z.total_out && memcmp(out, wanted, used) == 0);
         check_inflate(&p, length, used);
+        check_makes(encoder, length, used, seed);
     }
     gd_deflate_close(gd_env_posix(), encoder);
     return 0;

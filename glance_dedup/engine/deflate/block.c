@@ -379,18 +379,37 @@ gd_block_begin(gd_block *block, uint32_t *symbols, size_t max_count,
     block->max_count = max_count;
     block->writer = (gd_bitwriter){0, 0, out};
     block->end = out + room;
-    block->overflow = false;
+    block->overflow = block->is_other = false;
+    block->expected = NULL;
+}
+
+/* The bytes from `begin` on are complete. */
+static void
+compare(gd_block *block, const uint8_t *begin)
+{
+    size_t length = (size_t)(block->writer.at - begin);
+    if (length > block->expected_length ||
+        memcmp(begin, block->expected, length) != 0) {
+        block->is_other = true;
+        return;
+    }
+    block->expected += length;
+    block->expected_length -= length;
 }
 
 void
 gd_block_write(gd_block *block, const uint8_t *plain, size_t length,
                bool can_store, bool is_last)
 {
-    if (!block->overflow) {
+    const uint8_t *begin = block->writer.at;
+    if (!gd_block_has_failed(block)) {
         write_shortest(block, plain, length, can_store, is_last);
     }
-    if (is_last && !block->overflow) {
+    if (is_last && !gd_block_has_failed(block)) {
         gd_bitwriter_align(&block->writer);
+    }
+    if (block->expected != NULL && !gd_block_has_failed(block)) {
+        compare(block, begin);
     }
     block->count = 0;
 }

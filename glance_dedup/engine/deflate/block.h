@@ -30,6 +30,9 @@ typedef struct gd_block {
     const uint8_t *end;  /* of the output's room, slack included */
     bool is_fixed_only;  /* no codes of its own */
     bool overflow;       /* the output's room ended: nothing more is written */
+    const uint8_t *expected; /* the output must begin with it; NULL: any */
+    size_t expected_length;
+    bool is_other;       /* it does not: nothing more is written */
     gd_hufftree literals, distances, lengths;
 } gd_block;
 
@@ -52,7 +55,15 @@ gd_block_add_match(gd_block *block, uint32_t distance, uint32_t length)
         distance << 8 | (length - GD_BLOCK_MIN_MATCH);
 }
 
-/* Begins an output.  `symbols` has room for max_count. */
+/* Returns whether there is no use in more symbols. */
+static inline bool
+gd_block_has_failed(const gd_block *block)
+{
+    return block->overflow || block->is_other;
+}
+
+/* Begins an output.  `symbols` has room for max_count.  The caller may set
+ * `expected` then. */
 void gd_block_begin(gd_block *block, uint32_t *symbols, size_t max_count,
                     uint8_t *out, size_t room);
 

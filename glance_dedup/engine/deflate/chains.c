@@ -195,8 +195,10 @@ follow(const gd_chains *c, const request *r, int chain, uint32_t length,
                 filter = 0xffffffff;
                 from = length - 3;
                 wanted = gd_get32(r->here + from);
+                continue;
             }
-        } else if (steps > 0) {
+        }
+        if (steps > 0) {
             steps--;
         } else if (gd_equal_bytes(there, r->here, SHORT) == SHORT &&
                    !is_visited(c, r, away)) {

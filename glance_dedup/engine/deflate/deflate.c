@@ -123,20 +123,27 @@ put_checksum(const uint8_t *plain, size_t length, uint8_t *out)
     memcpy(out, &sum, sizeof sum);
 }
 
-size_t
-gd_deflate_encode(gd_deflate *encoder, const uint8_t *plain, size_t length,
-                  uint8_t *out, size_t room)
+/* As gd_deflate_encode, but it may end, with 0, if the result will not be
+ * `stream`, which has room - GD_DEFLATE_SLACK bytes.  NULL: any. */
+static size_t
+encode(gd_deflate *encoder, const uint8_t *plain, size_t length, uint8_t *out,
+       size_t room, const uint8_t *stream)
 {
     size_t header = encoder->params.has_header ? HEADER : 0;
     size_t checksum = encoder->params.has_header ? CHECKSUM : 0;
+    gd_block *block = &encoder->block;
     if (room < header + checksum + GD_DEFLATE_SLACK) {
         return 0;
     }
-    gd_block_begin(&encoder->block, encoder->symbols, encoder->max_symbols,
-                   out + header, room - header - checksum);
-    gd_parse_begin(&encoder->parse, plain, length, &encoder->block);
+    gd_block_begin(block, encoder->symbols, encoder->max_symbols, out + header,
+                   room - header - checksum);
+    if (stream != NULL) {
+        block->expected = stream + header;
+        block->expected_length = room - GD_DEFLATE_SLACK - header - checksum;
+    }
+    gd_parse_begin(&encoder->parse, plain, length, block);
     parse_all(encoder);
-    if (encoder->block.overflow) {
+    if (gd_block_has_failed(block)) {
         return 0;
     }
     uint8_t *end = encoder->block.writer.at;
@@ -145,4 +152,23 @@ gd_deflate_encode(gd_deflate *encoder, const uint8_t *plain, size_t length,
         put_checksum(plain, length, end);
     }
     return (size_t)(end - out) + checksum;
+}
+
+size_t
+gd_deflate_encode(gd_deflate *encoder, const uint8_t *plain, size_t length,
+                  uint8_t *out, size_t room)
+{
+    return encode(encoder, plain, length, out, room, NULL);
+}
+
+bool
+gd_deflate_makes(gd_deflate *encoder, const uint8_t *plain, size_t length,
+                 const uint8_t *stream, size_t stream_length, uint8_t *out,
+                 size_t *parsed)
+{
+    size_t made = encode(encoder, plain, length, out,
+                         stream_length + GD_DEFLATE_SLACK, stream);
+    *parsed = (size_t)encoder->parse.size;
+    return made > 0 && made == stream_length &&
+           memcmp(out, stream, made) == 0;
 }

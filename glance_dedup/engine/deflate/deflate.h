@@ -56,4 +56,11 @@ void gd_deflate_close(const gd_env *env, gd_deflate *encoder);
 size_t gd_deflate_encode(gd_deflate *encoder, const uint8_t *plain,
                          size_t length, uint8_t *out, size_t room);
 
+/* Returns whether the result is this stream.  It ends with the first block that
+ * is another, after *parsed of the plain bytes.  `out` has room for the stream
+ * and GD_DEFLATE_SLACK. */
+bool gd_deflate_makes(gd_deflate *encoder, const uint8_t *plain, size_t length,
+                      const uint8_t *stream, size_t stream_length, uint8_t *out,
+                      size_t *parsed);
+
 #endif

@@ -85,6 +85,9 @@ end_block(gd_parse *p, int32_t at, bool is_last)
                    (size_t)(at - p->block_start), p->block_start >= p->base,
                    is_last);
     p->block_start = at;
+    if (gd_block_has_failed(p->block)) {
+        p->size = p->end = at; /* the parse ends here */
+    }
 }
 
 /* ---- finding matches ---- */
@@ -194,7 +197,7 @@ parse_greedily(gd_parse *p)
     for (;;) {
         if (p->end - at < MIN_AHEAD) {
             refill(p, at);
-            if (at == p->end) {
+            if (at >= p->end) {
                 break;
             }
         }
@@ -247,7 +250,7 @@ parse_lazily(gd_parse *p)
     for (;;) {
         if (p->end - at < MIN_AHEAD) {
             refill(p, at);
-            if (at == p->end) {
+            if (at >= p->end) {
                 break;
             }
         }

@@ -45,7 +45,8 @@ void gd_parse_close(const gd_env *env, gd_parse *p);
 void gd_parse_begin(gd_parse *p, const uint8_t *plain, size_t size,
                     gd_block *block);
 
-/* Parses the whole buffer by the level into blocks, the last one included. */
+/* Parses the whole buffer by the level into blocks, the last one included.  A
+ * block that fails ends it, and `size` is what was parsed then. */
 void gd_parse_matches(gd_parse *p);
 /* The same with runs of one byte as the only matches, and with literals only. */
 void gd_parse_runs(gd_parse *p);

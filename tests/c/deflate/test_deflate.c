@@ -158,6 +158,43 @@ TEST(test_a_used_encoder)
     }
 }
 
+static bool
+makes(gd_deflate *encoder, size_t length, size_t stream_length, size_t *parsed)
+{
+    return gd_deflate_makes(encoder, plain, length, wanted, stream_length, out,
+                            parsed);
+}
+
+/* A stream that differs is found out at its block, and the next buffer comes out
+ * as ever. */
+TEST(test_makes)
+{
+    enum { MANY = 40000 };
+    for (int i = 0; i < 9 * 4; i++) {
+        uint8_t level = (uint8_t)(i % 9 + 1);
+        gd_deflate_params params = {level, 12, 3, (uint8_t)(i % 5), i % 2 == 0};
+        gd_deflate *encoder;
+        gd_error err;
+        size_t parsed;
+        REQUIRE(gd_deflate_open(gd_env_posix(), &params, &encoder, &err) ==
+                GD_OK);
+        fill_plain(i / 9, MANY);
+        size_t used = deflate_by_zlib(&params, MANY);
+        for (size_t at = 2; at < used - 4; at += used / 7) {
+            wanted[at] ^= 64;
+            CHECK(!makes(encoder, MANY, used, &parsed));
+            CHECK(parsed <= MANY && (parsed < MANY || at > used / 9));
+            wanted[at] ^= 64;
+            CHECK(makes(encoder, MANY, used, &parsed));
+            CHECK_INT(parsed, MANY);
+        }
+        CHECK(!makes(encoder, MANY, used - 1, &parsed));
+        CHECK(!makes(encoder, MANY, used + 1, &parsed));
+        CHECK(!makes(encoder, MANY, 0, &parsed));
+        gd_deflate_close(gd_env_posix(), encoder);
+    }
+}
+
 /* The room is the result's length and the slack, and no byte less. */
 TEST(test_room)
 {

@@ -82,3 +82,26 @@ TEST_SINGLE(test_another_encoder)
     streams[1][samples[1].stream_length / 2] ^= 1;
     CHECK(!search(&params, false));
 }
+
+/* A search in long streams ends, though it has not tried all parameters. */
+TEST_SINGLE(test_a_long_stream)
+{
+    enum { LONG = GD_DEFLATE_MAX_PLAIN };
+    static uint8_t text[LONG], stream[LONG];
+    const gd_deflate_params made = {1, 9, 9, GD_DEFLATE_FILTERED, false};
+    gd_deflate_params params;
+    gd_deflate *encoder;
+    gd_error err;
+    bool found = true;
+    fill_random(text, LONG, 1);
+    for (size_t n = 0; n < LONG; n++) {
+        text[n] &= 1; /* few, long blocks */
+    }
+    REQUIRE(gd_deflate_open(gd_env_posix(), &made, &encoder, &err) == GD_OK);
+    size_t used = gd_deflate_encode(encoder, text, LONG, stream, LONG);
+    gd_deflate_close(gd_env_posix(), encoder);
+    gd_paramsearch_sample sample = {text, stream, LONG, used};
+    REQUIRE(gd_paramsearch_run(gd_env_posix(), &sample, 1, false, &params,
+                               &found, &err) == GD_OK);
+    CHECK(!found);
+}
