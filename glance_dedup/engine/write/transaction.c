@@ -534,15 +534,22 @@ gd_transaction_write_zeros(gd_transaction *transaction, uint64_t length,
 }
 
 static gd_status
+require_same_handle(const gd_transaction *transaction, const gd_image *source,
+                    gd_error *err)
+{
+    return source->repo == transaction->repo
+               ? GD_OK
+               : gd_fail(err, GD_INVALID,
+                         "image %s: the image to copy from was opened by "
+                         "another handle", transaction->image->image_id);
+}
+
+static gd_status
 require_source(const gd_transaction *transaction, const gd_image *source,
                uint64_t from, uint64_t to, gd_error *err)
 {
     uint64_t size = gd_image_header(source)->disk.plain_size;
-    if (source->repo != transaction->repo) {
-        return gd_fail(err, GD_INVALID,
-                       "image %s: the image to copy from was opened by another "
-                       "handle", transaction->image->image_id);
-    }
+    GD_TRY(require_same_handle(transaction, source, err));
     if (from > to || to > size) {
         return gd_fail(err, GD_INVALID,
                        "image %s: bytes %llu to %llu are not within image %s, "
@@ -836,6 +843,7 @@ gd_transaction_copy_table(gd_transaction *transaction, const gd_image *source,
     if (!gd_recipe_has_disk(header)) {
         return GD_OK;
     }
+    GD_TRY(require_same_handle(transaction, source, err));
     GD_TRY(begin_table(transaction, &header->disk, header->size, err));
     gd_disk_table *table = &transaction->image->table;
     gd_status s = gd_repo_require_room(

@@ -309,6 +309,13 @@ def test_only_a_part_is_copied(repo, image):
             new.copy_table(source)
 
 
+def test_a_table_of_another_handle(repo, path, image):
+    with (repositories.open_repository(path) as other,
+          other.open_image('image') as source, repo.begin('copy') as new):
+        with pytest.raises(exceptions.InvalidParameter, match='another hand'):
+            new.copy_table(source)
+
+
 def test_merged(repo, maintainer, image, path):
     """A merge gives the new recipe the table as it was (F2)."""
     table, before = keptdisks.table_of(image), image.read_bytes()
