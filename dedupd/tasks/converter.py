@@ -22,7 +22,6 @@ from dedupd.tasks import accounting
 from dedupd.tasks import disk_conversion
 from dedupd.tasks import merger
 from glance_dedup.base import confined
-from glance_dedup.base import diskformats
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
@@ -39,9 +38,8 @@ DISK, FILE = 'disk', 'file'
 #: The most images of a request.
 MAX_NAMES = 512
 
-_FORMATS = frozenset({'qcow2', 'vmdk', 'vpc', 'vhdx', 'vdi'})
-_FOOTER = 512           # a fixed VHD has its mark at the end
 _DAY = 86400
+_LOOK = 16 << 10        # bytes read to choose an image, or so
 _IS_FILE = 'an operator wants its file'
 _COPIES = ('it was stored as a copy that shares no blocks, or has blocks of '
            'one')
@@ -77,10 +75,10 @@ class Result:
     """Images of a request that had the form already."""
     waiting: int = 0
     """Images that wait until their file is not read any more."""
-    refused: int = 0
+    unsuitable: int = 0
     """Images that stay as they came, each with a reason that stays."""
     gave_up: int = 0
-    """Images that were deleted, or got another recipe, meanwhile."""
+    """Images that were deleted, or in use by other processes, meanwhile."""
     busy: int = 0
     """Images put off because the collector is in a group."""
     skipped_for_space: int = 0
@@ -117,10 +115,16 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
     :raises UnavailableError: no process can be confined
     :raises VersionError: this build's encoder makes other bytes
     """
-    _require_possible()
-    return maintainer.guard(
-        lambda: _Run(maintainer, pace, images, form, idle_days).run(),
-        pace.step)
+    try:
+        _require_possible()
+        return maintainer.guard(
+            lambda: _Run(maintainer, pace, images, form, idle_days).run(),
+            pace.step)
+    except pacing.Stopped:
+        raise
+    except BaseException:
+        maintainer.end_conversion()     # nobody might go on with it
+        raise
 
 
 def _require_possible() -> None:
@@ -134,6 +138,10 @@ class _SkipError(Exception):
 
 class _HasFormError(_SkipError):
     """The image has the form that it would get."""
+
+
+class _PutOffError(_SkipError):
+    """The image is looked at again by the next run."""
 
 
 class _WaitsError(_SkipError):
@@ -152,6 +160,7 @@ class _Run:
         self._to_disk = form == DISK
         self._idle_days = 0 if self._images else idle_days
         self._result = Result()
+        self._upload_id = ''    # of the image under way
 
     # -- choosing ---------------------------------------------------------
 
@@ -181,6 +190,7 @@ class _Run:
         :raises _SkipError: it is not
         """
         image_id, upload_id = image.stat.image_id, image.stat.upload_id
+        self._upload_id = upload_id
         if not self._to_disk:
             if image.disk is None:
                 raise _HasFormError('it has the form of its file')
@@ -195,13 +205,16 @@ class _Run:
             raise _SkipError(verdict.reason)
         engine = self._maintainer.engine
         with contextlib.closing(engine.open_recipe(image_id)) as recipe:
-            groups = {group for runs in block_addresses.pieces(recipe)
-                      for group in block_addresses.groups_in(runs)}
+            groups: set[int] = set()
+            for runs in block_addresses.pieces(recipe):
+                groups.update(block_addresses.groups_in(runs))
+                self._pace.check()
             if any(engine.group_facts(group)['is_cold'] for group in groups):
-                raise _SkipError('blocks of it are in the object store')
-            if not _has_format(image):
+                raise _PutOffError('blocks of it are in the object store')
+            if not disk_survey.has_format(image.read, image.size):
                 raise _SkipError('it has no format of a disk')
             for runs in block_addresses.pieces(recipe):             # F9
+                self._pace.check()
                 if any(block_addresses.has_copies(engine.entries(*run))
                        for run in block_addresses.runs_in(runs)):
                     raise confined.RefusedError(_COPIES)
@@ -234,13 +247,14 @@ class _Run:
         found = []
         wanted = self._wanted()
         for done, image_id in enumerate(wanted):
-            action, reason = self._foresee(image_id)
+            action, reason = self._foresee(image_id, done, len(wanted))
             if action == 'convert' or self._images:
                 found.append(ImagePlan(image_id, action, reason))
             self._pace.step(done + 1, len(wanted), 'planning')
         return Plan(found)
 
-    def _foresee(self, image_id: str) -> tuple[str, str]:
+    def _foresee(self, image_id: str, done: int, total: int
+                 ) -> tuple[str, str]:
         try:
             with self._repository.open_image(image_id) as image:
                 self._require_choice(image)
@@ -248,6 +262,8 @@ class _Run:
                     return 'convert', 'to its file'
                 with disk_survey.Disk(image.read, image.size,
                                       bool(self._images)) as disk:
+                    for _ in disk.survey():
+                        self._pace.step(done, total, 'planning')
                     return 'convert', (
                         f'a disk of {disk.size} bytes in this {disk.format}; '
                         f'zlib makes {100 * disk.equal:.0f} % of its '
@@ -263,7 +279,9 @@ class _Run:
         accounting.run_once(self._maintainer, self._pace)
         self._forget_the_gone()
         resumed = self._resume()
-        for image_id in self._wanted():
+        wanted = self._wanted()
+        for done, image_id in enumerate(wanted):
+            self._pace.step(done, len(wanted), 'choosing images', _LOOK)
             if image_id != resumed:
                 self._try(image_id)
         return self._result
@@ -275,64 +293,67 @@ class _Run:
             return None
         if self._images and (work.image_id not in self._images
                              or work.to_disk != self._to_disk):
-            self._close()       # that run begins it again
+            self._maintainer.end_conversion()   # that run begins it again
             return None
         self._go_on(work.image_id)
         return work.image_id
 
     def _try(self, image_id: str) -> None:
+        self._upload_id = ''
         with self._noting(image_id):
             with self._repository.open_image(image_id) as image:
                 self._require_choice(image)
             self._pace.wait_until_idle()
-            self._maintainer.converting = disk_conversion.Work(
-                self._repository, image_id, self._to_disk,
-                bool(self._images))
+            with contextlib.ExitStack() as stack:
+                work = stack.enter_context(disk_conversion.Work(
+                    self._repository, image_id, self._to_disk,
+                    bool(self._images)))
+                self._require_choice(work.source)   # it may be another by now
+                stack.pop_all()
+            self._maintainer.converting = work
         if self._maintainer.converting is not None:
             self._go_on(image_id)
 
     def _go_on(self, image_id: str) -> None:
         """Convert the image that is under way; if this makes way, it stays."""
-        try:
-            self._finish(image_id, self._maintainer.converting)
-        except pacing.Stopped:
-            raise
-        except BaseException:
-            self._close()
-            raise
-        self._close()
+        work = self._maintainer.converting
+        self._upload_id = work.upload_id
+        with self._noting(image_id):
+            self._finish(image_id, work)
+        self._maintainer.end_conversion()
         accounting.run_once(self._maintainer, self._pace)
 
     def _finish(self, image_id: str, work: disk_conversion.Work) -> None:
-        with self._noting(image_id):
-            for step in work.steps:
-                self._pace.step(step.done, step.total,
-                                f'{step.what} of {image_id}', step.cost)
-            merger.count(self._maintainer, self._pace,
-                         work.header['transaction_id'])         # N10.3
-            if not work.to_disk:
-                # Now, or a kill would leave a file that is converted again.
-                self._judge(image_id, format_verdicts.Verdict(
-                    work.upload_id, _IS_FILE, is_wish=True))
-            self._maintainer.confirm()
-            done = work.exchange()                              # N10.4 to 7
-            self._result.images += done
-            self._result.gave_up += not done
-            if done and work.to_disk:
+        for step in work.steps:
+            self._pace.step(step.done, step.total,
+                            f'{step.what} of {image_id}', step.cost)
+        merger.count(self._maintainer, self._pace,
+                     work.header['transaction_id'])             # N10.3
+        if not work.to_disk:
+            # Now, or a kill would leave a file that is converted again.
+            self._judge_wish(image_id)
+        self._maintainer.confirm()
+        if work.exchange():                                     # N10.4 to 7
+            self._result.images += 1
+            if work.to_disk:
                 self._end(image_id)
+        else:
+            self._give_up(image_id, work)
+
+    def _give_up(self, image_id: str, work: disk_conversion.Work) -> None:
+        """Note that there was no exchange."""
+        self._result.gave_up += 1
+        self._note(image_id, 'it was deleted, or another process was busy '
+                   'with it: try again')
+        if not work.to_disk:
+            self._forget_verdict(image_id)
 
     def _end(self, image_id: str) -> None:
         """Note that an image has the form of its disk."""
         with self._repository.open_image(image_id) as image:
             if image.disk is not None:
                 self._result.derived_bytes += image.disk.derived_bytes
-        with _os_errors():
-            format_verdicts.remove(self._root, image_id)
-
-    def _close(self) -> None:
-        work, self._maintainer.converting = self._maintainer.converting, None
-        if work is not None:
-            work.close()
+        self._forget_verdict(image_id)
 
     # -- judging ----------------------------------------------------------
 
@@ -343,18 +364,22 @@ class _Run:
             yield
         except _HasFormError:
             self._result.unchanged += bool(self._images)
+            if not self._to_disk:
+                self._judge_wish(image_id)
             self._remember(image_id)
         except _WaitsError:
             self._result.waiting += 1
+        except _PutOffError as e:
+            self._note(image_id, str(e))
         except _SkipError as e:
             self._note(image_id, str(e))
             self._remember(image_id)
         except confined.RefusedError as e:
-            self._result.refused += 1
+            self._result.unsuitable += 1
             self._note(image_id, str(e))
             with contextlib.suppress(exceptions.RepositoryError):
                 self._judge(image_id, format_verdicts.Verdict(
-                    self._repository.stat(image_id).upload_id, str(e)))
+                    self._upload_id, str(e)))
             self._remember(image_id)
         except exceptions.ImageNotFound as e:
             self._result.gave_up += 1
@@ -367,8 +392,10 @@ class _Run:
             self._note(image_id, str(e))
         except database.CatalogError:
             raise
-        except exceptions.UNREADABLE as e:
+        except (*exceptions.UNREADABLE, exceptions.InvalidParameter,
+                OSError) as e:      # as of a temporary file
             self._result.failed[image_id] = str(e)
+            self._remember(image_id)
 
     def _note(self, image_id: str, reason: str) -> None:
         if self._images:
@@ -376,9 +403,8 @@ class _Run:
 
     def _remember(self, image_id: str) -> None:
         """Leave the image out of later runs of this process."""
-        with contextlib.suppress(exceptions.RepositoryError):
-            self._maintainer.judged[image_id] = self._repository.stat(
-                image_id).upload_id
+        if self._upload_id:
+            self._maintainer.judged[image_id] = self._upload_id
 
     def _judge(self, image_id: str, verdict: format_verdicts.Verdict
                ) -> None:
@@ -386,14 +412,15 @@ class _Run:
         with _os_errors():
             format_verdicts.write(self._root, image_id, verdict)
 
+    def _judge_wish(self, image_id: str) -> None:
+        self._judge(image_id, format_verdicts.Verdict(
+            self._upload_id, _IS_FILE, is_wish=True))
+
+    def _forget_verdict(self, image_id: str) -> None:
+        with _os_errors():
+            format_verdicts.remove(self._root, image_id)
+
 
 def _os_errors() -> contextlib.AbstractContextManager[None]:
     return files.os_errors('cannot write to formats/',
                            exceptions.StorageError)
-
-
-def _has_format(image: openimages.Image) -> bool:
-    """Return whether an image's bytes are those of a file with a disk."""
-    head = image.read(diskformats.HEAD, 0)
-    foot = image.read(_FOOTER, max(0, image.size - _FOOTER))
-    return not _FORMATS.isdisjoint(map(diskformats.format_of, (head, foot)))

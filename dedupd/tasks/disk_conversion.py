@@ -21,19 +21,25 @@ from glance_dedup import _engine
 from glance_dedup.base import closing
 from glance_dedup.base import confined
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import sorting
 from glance_dedup.repository import conversion
 from glance_dedup.repository import disk_survey
+from glance_dedup.repository import features
 from glance_dedup.repository import image_repository
 
-#: The longest that a conversion may hold the locks of its groups, seconds.
+#: The longest that a conversion may work, seconds, without its waits.
 MAX_SECONDS = 7200.0
+#: The longest that a conversion that makes way may keep its groups' locks,
+#: seconds. Then the next task closes it.
+MAX_WAIT = 7200.0
 
 _PIECE = disk_survey.PIECE
 # Place and length in the file, place and length of the plain bytes, encoder,
 # checksum. Big-endian, so that they are sorted by the place.
 _RECORD = struct.Struct('>QQQIIQ')
 _BATCH = 4096       # extents of the table
+_STEP = 1024        # pieces of the disk
 
 
 class Step(NamedTuple):
@@ -50,6 +56,7 @@ class Step(NamedTuple):
 class Work(closing.Closing):
     """A conversion under way. It holds the locks of its groups.
 
+    :ivar source: the image that is read
     :ivar steps: ends when the new recipe is durable and compared
     :ivar upload_id: of the image
     :ivar header: of the new recipe, at the end
@@ -62,14 +69,15 @@ class Work(closing.Closing):
         self.image_id = image_id
         self.to_disk = to_disk
         self._is_wanted = is_wanted
-        self._deadline = time.monotonic() + MAX_SECONDS
+        self._worked = 0.0      # seconds
+        self._since = time.monotonic()  # it goes on, or waits
         self._path = os.path.join(repository.path, 'images', image_id)
-        self._stack = contextlib.ExitStack()
-        self._source = self._stack.enter_context(
-            repository.open_image(image_id))
-        self._size = self._source.size
-        self.upload_id = self._source.stat.upload_id
-        self._inode = self._find_inode()
+        with contextlib.ExitStack() as stack:
+            self.source = stack.enter_context(repository.open_image(image_id))
+            self._inode = self._find_inode()
+            self._stack = stack.pop_all()
+        self._size = self.source.size
+        self.upload_id = self.source.stat.upload_id
         self.header: dict[str, Any] = {}
         self._new: conversion.Conversion | None = None
         self._moved = 0     # bytes, since the last step
@@ -81,17 +89,19 @@ class Work(closing.Closing):
         self.steps.close()
         self._stack.close()
 
+    @property
+    def is_overdue(self) -> bool:
+        """Return whether it waits so long that it has to give up its locks."""
+        return time.monotonic() - self._since > MAX_WAIT
+
     def exchange(self) -> bool:
         """Give the image the new recipe, which is counted (N10.4 to N10.7)."""
         assert self._new is not None and self.header
         return self._new.exchange()
 
     def _find_inode(self) -> int:
-        try:
+        with files.os_errors(f'image {self.image_id} cannot be found'):
             return os.stat(self._path, follow_symlinks=False).st_ino
-        except FileNotFoundError:
-            raise exceptions.ImageNotFound(
-                f'image {self.image_id} was deleted') from None
 
     def _watched(self, steps: Iterator[Step]
                  ) -> Generator[Step, None, None]:
@@ -99,14 +109,21 @@ class Work(closing.Closing):
 
         The source, which is open, would keep a deleted image's space (I12).
         """
+        self._since = time.monotonic()
         for step in steps:
             if self._find_inode() != self._inode:
                 raise exceptions.ImageNotFound(
                     f'image {self.image_id} has another recipe now')
-            if time.monotonic() > self._deadline:
-                raise confined.RefusedError(
-                    f'its conversion takes more than {MAX_SECONDS:.0f} s')
+            self._require_time()
+            self._worked += time.monotonic() - self._since
+            self._since = time.monotonic()
             yield step
+            self._since = time.monotonic()
+
+    def _require_time(self) -> None:
+        if self._worked + time.monotonic() - self._since > MAX_SECONDS:
+            raise confined.RefusedError(
+                f'its conversion takes more than {MAX_SECONDS:.0f} s')
 
     def _step(self, done: int, total: int, what: str) -> Step:
         cost, self._moved = self._moved, 0
@@ -114,8 +131,9 @@ class Work(closing.Closing):
         return Step(min(done, total), total, what, cost)
 
     def _read(self, length: int, offset: int) -> bytes:
+        self._require_time()    # the parser may read much in one step
         self._moved += length
-        return self._source.read(length, offset)
+        return self.source.read(length, offset)
 
     def _pieces(self, place: int, length: int
                 ) -> Iterator[tuple[int, bytes]]:
@@ -138,19 +156,27 @@ class Work(closing.Closing):
         :param found: bytes of the file whose blocks the old recipe has, too.
             Of its figures the new one keeps as large a share
         """
-        stat = self._source.stat
+        stat = self.source.stat
         size = self._size or 1
         new.credit(stat.new_bytes * found // size,
                    stat.stored_bytes * found // size)
         self.header = new.finish()
+        if self.header['upload_id'].hex() != self.upload_id:
+            raise exceptions.ImageNotFound(
+                f'image {self.image_id} was uploaded again')
 
     # -- to the disk ------------------------------------------------------
 
     def _convert_to_disk(self) -> Iterator[Step]:
         total = 3 * self._size
-        with disk_survey.Disk(self._read, self._size,
-                              self._is_wanted) as disk:
-            yield self._step(0, total, 'mapping the disk')
+        with disk_survey.Disk(
+                self._read, self._size, self._is_wanted,
+                self._repository.parameters.block_size) as disk:
+            for _ in disk.survey():
+                yield self._step(0, total, 'mapping the disk')
+            self._repository.require_room(disk.new_bytes)
+            # F10: before anything is stored in vain.
+            self._repository.handle().use_feature(features.DISKS)
             with contextlib.closing(
                     sorting.Sorted(_RECORD.size)) as records:
                 new = self._begin()
@@ -160,7 +186,7 @@ class Work(closing.Closing):
                     disk.size, disk.format, True, tuple(
                         conversion.Encoder(*encoder[:4], bool(encoder[4]))
                         for encoder in disk.encoders)))
-                self._write_table(disk, new, records)
+                yield from self._write_table(disk, new, records)
             self._finish(new, found)
         yield from self._compare(2 * self._size, total)
 
@@ -175,7 +201,9 @@ class Work(closing.Closing):
         block = self._repository.parameters.block_size
         done = found = 0
         total, what = 3 * self._size, 'storing the disk'
-        for piece, used, plain in disk.content():
+        for number, (piece, used, plain) in enumerate(disk.content()):
+            if number % _STEP == 0:
+                yield self._step(done, total, what)
             if piece.kind < confined.PLAIN:
                 new.write_zeros(piece.length)
             elif piece.kind == confined.PLAIN:
@@ -242,6 +270,9 @@ class Work(closing.Closing):
         extents = 0
         for place, extent, is_rest in self._ranges(disk, records):
             extents += 1
+            if extents % _BATCH == 0:
+                yield self._step(self._size + place, 3 * self._size,
+                                 'storing the rest')
             if not is_rest:
                 continue
             for at, content in self._pieces(place, extent.length):
@@ -253,13 +284,15 @@ class Work(closing.Closing):
 
     def _write_table(self, disk: disk_survey.Disk,
                      new: conversion.Conversion,
-                     records: sorting.Sorted) -> None:
+                     records: sorting.Sorted) -> Iterator[Step]:
         batch = []
-        for _, extent, _ in self._ranges(disk, records):
+        for place, extent, _ in self._ranges(disk, records):
             batch.append(extent)
             if len(batch) == _BATCH:
                 new.add_derived(batch)
                 batch = []
+                yield self._step(self._size + place, 3 * self._size,
+                                 'writing the table')
         new.add_derived(batch)
 
     # -- to the file ------------------------------------------------------
@@ -270,7 +303,7 @@ class Work(closing.Closing):
         for at, content in self._pieces(0, self._size):
             self._write(new, content)
             yield self._step(at, 2 * self._size, 'storing the file')
-        disk = self._source.disk
+        disk = self.source.disk
         self._finish(new, self._size - (disk.derived_bytes if disk else 0))
         yield from self._compare(self._size, 2 * self._size)
 
@@ -279,22 +312,30 @@ class Work(closing.Closing):
     def _compare(self, done: int, total: int) -> Iterator[Step]:
         """Read the whole file through the new recipe (F4)."""
         assert self._new is not None
-        stat = self._source.stat
-        digest = None
-        if stat.hash_name in hashlib.algorithms_available:
-            digest = hashlib.new(stat.hash_name)
+        stat = self.source.stat
+        digest = _digest_of(stat.hash_name)
         with self._new.open_finished() as made:
             for at, content in self._pieces(0, self._size):
                 self._moved += len(content)
                 if made.read(_PIECE, at) != content:
-                    raise confined.RefusedError(
-                        f'its bytes from {at} on came out otherwise')
+                    raise exceptions.DamagedError(
+                        f'bytes of image {self.image_id} from {at} on came '
+                        'out otherwise')
                 if digest is not None:
                     digest.update(content)
                 yield self._step(done + at, total, 'comparing')
         if digest is not None and digest.hexdigest() != stat.hash_value:
             raise exceptions.DamagedError(
                 f'image {self.image_id} has not the hash in its recipe')
+
+
+def _digest_of(hash_name: str) -> Any:
+    """Return an object of hashlib; None: this host cannot make such hashes."""
+    with contextlib.suppress(ValueError, TypeError):
+        digest = hashlib.new(hash_name)
+        digest.hexdigest()      # some have no length of their own
+        return digest
+    return None
 
 
 def require_encoder() -> None:

@@ -32,7 +32,6 @@ from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import confined
-from glance_dedup.base import diskformats
 from glance_dedup.base import exceptions
 from glance_dedup.base import formats
 from glance_dedup.repository import disk_survey
@@ -168,13 +167,14 @@ def exact_memory(files: list[str], options: Options) -> int:
 
 
 def formatted(files: list[str]) -> list[str]:
-    """The files that begin as a disk format does."""
+    """The files that begin, or end, as those of disk formats do."""
     found = []
     for path in files:
         with contextlib.suppress(OSError), closing.descriptor(
                 _open(path)) as fd:
-            head = os.pread(fd, diskformats.HEAD, 0)
-            if diskformats.format_of(head) in confined.FORMATS[1:]:
+            if disk_survey.has_format(
+                    lambda length, offset: os.pread(fd, length, offset),
+                    os.fstat(fd).st_size):
                 found.append(path)
     return found
 
@@ -305,7 +305,7 @@ def _disk_of(path: str, image: Image, stack: contextlib.ExitStack
     fd = stack.enter_context(closing.descriptor(_open(path)))
     stack.callback(os.posix_fadvise, fd, 0, 0, os.POSIX_FADV_DONTNEED)
     try:
-        disk = stack.enter_context(disk_survey.Disk(
+        disk = stack.enter_context(disk_survey.surveyed(
             lambda length, offset: os.pread(fd, length, offset),
             os.fstat(fd).st_size))
     except _NO_DISK as e:

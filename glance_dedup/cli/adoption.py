@@ -29,8 +29,8 @@ class Estimate(command.RepositoryCommand, lister.Lister):
     images alone, including its metadata and its catalog: once as uploads
     leave it, and once after recompression. If there are disks in a format such
     as qcow2, rows of the kind "disk" and two more sums show what would be
-    stored if the repository kept these disks, and derived their files. It does
-    not do that yet.
+    stored if the repository kept these disks, and derived their files, as the
+    task convert does.
     """
 
     def add_arguments(self, parser):

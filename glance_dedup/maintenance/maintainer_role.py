@@ -95,7 +95,7 @@ class Maintainer(closing.Closing):
         """State of an interrupted recompression, and its codec and level
         as numbers. Closing the engine closes it."""
         self.converting: Any = None
-        """An interrupted conversion, which has a method `close`."""
+        """An interrupted conversion. It has locks of groups."""
         self.judged: dict[str, str] = {}
         """Images that need no conversion, with their upload ids."""
         self.taken: dict[int, bytes] = {}
@@ -136,12 +136,18 @@ class Maintainer(closing.Closing):
 
     def close(self) -> None:
         """Close the catalog and release the lock. Idempotent."""
-        if self.converting is not None:
-            self.converting.close()
-            self.converting = None
-        # First the catalog: the lock keeps other processes from it.
-        self._close_catalog()
-        self.engine.close()
+        try:
+            self.end_conversion()
+        finally:
+            # First the catalog: the lock keeps other processes from it.
+            self._close_catalog()
+            self.engine.close()
+
+    def end_conversion(self) -> None:
+        """Give up the interrupted conversion, if there is one."""
+        work, self.converting = self.converting, None
+        if work is not None:
+            work.close()
 
     def enter_group(self, number: int) -> _engine.Group:
         """Enter a group, to free blocks or to mark them (N6.1).
@@ -426,6 +432,8 @@ class Maintainer(closing.Closing):
         :raises LostLocks: this process is not the maintainer any more
         """
         self.confirm()
+        if self.converting is not None and self.converting.is_overdue:
+            self.end_conversion()   # other tasks may need its groups
         if self._catalog is None or not self._catalog.valid:
             self.rebuild(progress, hosts=hosts)
         try:

@@ -338,6 +338,20 @@ def test_a_disk_that_would_not_be_kept(place):
     assert found.with_disks.on_disk == found.on_disk
 
 
+@pytest.mark.needs('qemu')
+@pytest.mark.parametrize('subformat', ['dynamic', 'fixed'])
+def test_the_disk_in_a_vhd(place, subformat):
+    """A fixed one has its mark at the end."""
+    (place / 'raw').write_bytes(noise(MIB, 1) + bytes(MIB))
+    subprocess.run(
+        ['qemu-img', 'convert', '-O', 'vpc', '-o',
+         f'force_size=on,subformat={subformat}', place / 'raw',
+         place / 'file'], check=True, timeout=120)
+    found = estimate.estimate([str(place / 'file')], estimate.Options())
+    assert [image.is_disk for image in found.with_disks.images] == [True]
+    assert found.images[0].disk == 'the disk in this vhd would be kept'
+
+
 def test_a_damaged_disk(place):
     raw = text(2 * MIB, 1)
     qcow2(place / 'a', raw)

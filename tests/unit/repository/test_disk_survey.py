@@ -20,7 +20,7 @@ CLUSTER = qcow2files.CLUSTER
 
 
 def disk_in(file):
-    return disk_survey.Disk(
+    return disk_survey.surveyed(
         lambda length, offset: file[offset:offset + length], len(file))
 
 
@@ -140,6 +140,40 @@ def test_streams_that_decode_to_much():
     file[2 * CLUSTER:2 * CLUSTER + 4000] = entry * 500
     with pytest.raises(confined.RefusedError, match='64 times'):
         disk_in(bytes(file[:4 * CLUSTER + 512]))
+
+
+def test_a_block_with_many_names():
+    """Its disk would be many times the file (F8)."""
+    file = bytearray(qcow2files.file_of(
+        streams_of(400, qcow2files.deflated)))
+    for count in 100, 400:
+        for number in range(count):
+            at = 2 * CLUSTER + 8 * number
+            file[at:at + 8] = (4 * CLUSTER).to_bytes(8, 'big')
+        if count * CLUSTER < len(file):
+            with disk_in(file) as disk:
+                assert disk.format == 'qcow2'
+        else:
+            with pytest.raises(confined.RefusedError, match='more bytes'):
+                disk_in(file)
+    assert 100 * CLUSTER < len(file) < 400 * CLUSTER
+
+
+def test_a_survey_has_steps():
+    """A task that must stop, or keep to a rate, can do so between them."""
+    file = qcow2files.file_of(streams_of(300, qcow2files.deflated))
+    reads = []
+
+    def read(length, offset):
+        reads.append(length)
+        return file[offset:offset + length]
+    most = 0
+    with disk_survey.Disk(read, len(file), block_size=4096) as disk:
+        for _ in disk.survey():
+            most, reads[:] = max(most, len(reads)), []
+        assert disk.equal == 1 and disk.new_bytes == 300 * CLUSTER
+    # A stream is read twice, and the search takes eight of them.
+    assert most <= 24
 
 
 def test_streams_that_are_slow(monkeypatch):

@@ -3,6 +3,7 @@
 """Conversion keeps the disk of an image, and gives back the same file."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -10,10 +11,12 @@ import pathlib
 import random
 import signal
 import subprocess
+import tempfile
 import time
 import types
 
 import pytest
+import xxhash
 
 from dedupd.tasks import collector
 from dedupd.tasks import converter
@@ -110,7 +113,7 @@ def test_a_compressed_file(repo, maintainer, path):
     """Its disk is stored as the raw image would be (F1, F5)."""
     repositories.put(repo, 'image', FILE)
     result = convert(maintainer)
-    assert (result.images, result.refused, result.failed) == (1, 0, {})
+    assert (result.images, result.unsuitable, result.failed) == (1, 0, {})
     assert result.derived_bytes > 0.8 * (len(FILE) - 5 * CLUSTER)
     require_disk(repo, 'image', FILE, b''.join(DISK))
     repositories.put(repo, 'raw', b''.join(DISK))
@@ -177,7 +180,7 @@ def test_streams_without_an_encoder(repo, maintainer, path):
     """They are in the rest, if an operator wants the disk."""
     file = qcow2files.file_of([qcow2files.foreign(one) for one in DISK])
     repositories.put(repo, 'image', file)
-    assert convert(maintainer).refused == 1
+    assert convert(maintainer).unsuitable == 1
     require_as_it_came(repo, 'image', file, 'zlib makes only 0 %')
     result = convert(maintainer, 'image')
     assert (result.images, result.derived_bytes) == (1, 0)
@@ -266,7 +269,7 @@ def test_a_table_that_is_not_worth_it(repo, maintainer):
     file = qcow2files.file_of(streams, b'gap')
     assert 80 * 200 > len(file) / 8 > 40 * 210
     repositories.put(repo, 'image', file)
-    assert convert(maintainer).refused == 1
+    assert convert(maintainer).unsuitable == 1
     require_as_it_came(repo, 'image', file, 'more pieces')
     maintenance.require_counted(maintainer)
 
@@ -432,6 +435,67 @@ def test_a_request_for_another_image(repo, maintainer, small_steps):
         require_disk(repo, image_id, FILE + image_id.encode(), b''.join(DISK))
 
 
+@pytest.mark.parametrize('how', ['full', 'program'])
+def test_an_error_before_it_goes_on(repo, maintainer, small_steps,
+                                    monkeypatch, how):
+    """A conversion that made way does not keep its locks then."""
+    repositories.put(repo, 'image', FILE)
+    with pytest.raises(pacing.Stopped):
+        convert(maintainer, pace=Interrupted(5, stopping))
+    work = maintainer.converting
+
+    def full(*args):
+        raise exceptions.NoSpaceError('no room for the catalog')
+    with monkeypatch.context() as patch:
+        if how == 'full':
+            patch.setattr(converter.accounting, 'run_once', full)
+        else:
+            patch.setattr(confined, 'PROGRAM', '/nonexistent/program')
+        with pytest.raises(exceptions.RepositoryError):
+            convert(maintainer)
+    assert maintainer.converting is None
+    assert next(work.steps, None) is None
+    assert convert(maintainer).images == 1
+
+
+def test_waits_do_not_count(repo, maintainer, small_steps, monkeypatch):
+    """Other tasks and the rate are no reason to refuse an image."""
+    repositories.put(repo, 'image', FILE)
+    waited = []
+    clock = time.monotonic
+    monkeypatch.setattr(disk_conversion, 'time', types.SimpleNamespace(
+        monotonic=lambda: clock() + 1000 * len(waited)))
+    assert convert(maintainer, pace=Every(
+        lambda: waited.append(1))).images == 1
+    assert len(waited) > 15
+
+
+class Every(pacing.Pace):
+    """A pace that acts at each step."""
+
+    def __init__(self, action):
+        super().__init__()
+        self._action = action
+
+    def step(self, *args, **kwargs):
+        super().step(*args, **kwargs)
+        self._action()
+
+
+def test_it_waits_too_long(repo, maintainer, small_steps, monkeypatch):
+    """The next task closes it, and it begins again, without a verdict (F8)."""
+    repositories.put(repo, 'image', FILE)
+    with pytest.raises(pacing.Stopped):
+        convert(maintainer, pace=Interrupted(8, stopping))
+    collector.run_once(maintainer, pacing.Pace())
+    assert maintainer.converting is not None
+    monkeypatch.setattr(disk_conversion, 'MAX_WAIT', -1.0)
+    collector.run_once(maintainer, pacing.Pace())
+    assert maintainer.converting is None
+    require_as_it_came(repo, 'image', FILE)
+    assert convert(maintainer).images == 1
+
+
 def test_the_maintainer_ends_meanwhile(repo, path, small_steps):
     repositories.put(repo, 'image', FILE)
     for at in (1, 4, 12):
@@ -584,6 +648,65 @@ def test_another_process_is_the_maintainer(repo, maintainer, monkeypatch):
     require_as_it_came(repo, 'image', FILE)
 
 
+@pytest.mark.parametrize('form', [converter.DISK, converter.FILE])
+def test_a_busy_lock_at_the_exchange(repo, maintainer, path, monkeypatch,
+                                     form):
+    """The image keeps its recipe, and a request is told."""
+    repositories.put(repo, 'image', FILE)
+    if form == converter.FILE:
+        assert convert(maintainer).images == 1
+    before = (path / 'images' / 'image').read_bytes()
+    count = merger.count
+    with contextlib.ExitStack() as stack:
+        monkeypatch.setattr(merger, 'count', lambda *args: (
+            count(*args), stack.enter_context(repositories.holding(
+                path / 'locks' / 'images',
+                xxhash.xxh3_64_intdigest(b'image') >> 2))))
+        result = convert(maintainer, 'image', form=form)
+    assert (result.images, result.gave_up) == (0, 1)
+    assert 'busy' in result.reasons['image']
+    assert (path / 'images' / 'image').read_bytes() == before
+    assert format_verdicts.read(path, 'image',
+                                repo.stat('image').upload_id) is None
+    require_file(repo, 'image', FILE)
+
+
+def test_uploaded_again_while_it_begins(repo, maintainer, monkeypatch):
+    """What is converted is not the image that has the name (F1)."""
+    repositories.put(repo, 'image', FILE)
+    other = patched(3000, b'other bytes')
+    find, calls = disk_conversion.Work._find_inode, []
+
+    def find_inode(work):
+        if not calls:
+            repo.delete('image')
+            repositories.put(repo, 'image', other)
+        calls.append(work)
+        return find(work)
+    monkeypatch.setattr(disk_conversion.Work, '_find_inode', find_inode)
+    result = convert(maintainer)
+    assert (result.images, result.gave_up) == (0, 1)
+    require_as_it_came(repo, 'image', other)
+    assert convert(maintainer).images == 1
+    require_disk(repo, 'image', other, b''.join(DISK))
+
+
+def test_a_verdict_is_of_the_upload_that_was_read(repo, maintainer,
+                                                  monkeypatch):
+    repositories.put(repo, 'image', BAD['encrypted'][0])
+
+    def survey(disk):
+        repo.delete('image')
+        repositories.put(repo, 'image', FILE)
+        raise confined.RefusedError('it is encrypted')
+        yield
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_survey.Disk, 'survey', survey)
+        assert convert(maintainer).unsuitable == 1
+    require_as_it_came(repo, 'image', FILE)
+    assert convert(maintainer).images == 1
+
+
 def test_uploaded_again_meanwhile(repo, maintainer, small_steps):
     repositories.put(repo, 'image', FILE)
 
@@ -639,6 +762,8 @@ def test_cold_images_are_left_out(tmp_path):
         assert coldgroups.cool_all(repo)
         with maintaining(repo) as again:
             result = convert(again, 'image')
+            # It is looked at again, since it may become warm.
+            assert not again.judged
         assert result.images == 0
         assert 'object store' in result.reasons['image']
         require_as_it_came(repo, 'image', file)
@@ -677,6 +802,72 @@ def test_a_full_disk(repo, maintainer, path, monkeypatch):
     assert convert(maintainer).images == 1
     collector.run_once(maintainer, pacing.Pace())
     maintenance.require_collected(maintainer)
+
+
+def test_no_room_for_the_disk(repo, maintainer, monkeypatch):
+    """It does not fill the disk down to the reserve in vain."""
+    repositories.put(repo, 'image', FILE)
+    checked = []
+
+    def require_room(repo, size):
+        checked.append(size)
+        raise exceptions.NoSpaceError('no room')
+
+    def write(*args):
+        raise AssertionError('it is stored')
+    with monkeypatch.context() as patch:
+        patch.setattr(type(repo), 'require_room', require_room)
+        patch.setattr(conversion.Conversion, 'write', write)
+        assert convert(maintainer).skipped_for_space == 1
+        assert convert(maintainer).skipped_for_space == 1
+    assert checked == 2 * [len(b''.join(DISK))]
+    require_as_it_came(repo, 'image', FILE)
+    assert convert(maintainer).images == 1
+
+
+def test_beside_an_older_program(path):
+    """Nothing is stored in vain (F10)."""
+    with (repositories.open_repository(path, lock_timeout=0.1) as repo,
+          maintaining(repo) as maintainer):
+        repositories.put(repo, 'image', FILE)
+        with (repositories.holding(
+                path / 'locks' / 'groups', repositories.FEATURE_BYTE
+                + features.KNOWN.index(features.DISKS), shared=True),
+                pytest.MonkeyPatch.context() as patch):
+            patch.setattr(conversion.Conversion, 'write', None)
+            assert convert(maintainer).busy == 1
+        assert not repo.features
+        require_as_it_came(repo, 'image', FILE)
+        assert convert(maintainer).images == 1
+
+
+def test_a_failed_image_does_not_stop_others(repo, maintainer, monkeypatch):
+    """It is left out of later runs, which would store it in vain again."""
+    for image_id in ('image-1', 'image-2', 'image-3'):
+        repositories.put(repo, image_id, FILE + image_id.encode())
+    calls = []
+
+    def temporary():
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, 'no space in /tmp')
+        return real_file()
+    real_file = tempfile.TemporaryFile
+    look, looks = os.stat, []
+
+    def stat(path, **options):
+        looks.append(path)
+        if str(path).endswith('image-2') and looks.count(path) == 5:
+            raise OSError(errno.ESTALE, 'stale')
+        return look(path, **options)
+    monkeypatch.setattr(sorting.Sorted, 'RUN', 10)
+    monkeypatch.setattr(tempfile, 'TemporaryFile', temporary)
+    monkeypatch.setattr(disk_conversion.os, 'stat', stat)
+    result = convert(maintainer)
+    assert sorted(result.failed) == ['image-1', 'image-2']
+    assert result.images == 1 and maintainer.converting is None
+    assert convert(maintainer) == converter.Result()
+    assert convert(maintainer, 'image-1', 'image-2').images == 2
 
 
 # -- proofs -------------------------------------------------------------------
@@ -718,8 +909,8 @@ def test_bytes_that_come_out_otherwise(repo, maintainer, place, monkeypatch):
         return bytes(found)
     with monkeypatch.context() as patch:
         patch.setattr(openimages.Image, 'read', read)
-        assert convert(maintainer).refused == 1
-    require_as_it_came(repo, 'image', FILE, 'came out otherwise')
+        assert 'came out otherwise' in convert(maintainer).failed['image']
+    require_as_it_came(repo, 'image', FILE)
     maintenance.require_counted(maintainer)
 
 
@@ -741,9 +932,18 @@ def test_a_wrong_checksum(repo, maintainer, monkeypatch):
 @pytest.mark.parametrize('name, digest, good', [
     ('sha256', hashlib.sha256(FILE).digest(), True),
     ('sha256', hashlib.sha256(b'').digest(), False),
-    ('nonesuch', b'\1', True)])
-def test_the_hash_of_the_upload(repo, maintainer, name, digest, good):
-    """It is computed over the bytes that come out (F4)."""
+    ('nonesuch', b'\1', True), ('shake_128', b'\1', True),
+    ('md5', b'\1', True)])
+def test_the_hash_of_the_upload(repo, maintainer, monkeypatch, name, digest,
+                                good):
+    """It is computed over the bytes that come out (F4), if it can be."""
+    new_hash = hashlib.new
+
+    def new_or_not(name):
+        if name == 'md5':
+            raise ValueError('[digital envelope routines] unsupported')
+        return new_hash(name)
+    monkeypatch.setattr(hashlib, 'new', new_or_not)
     with repo.begin('image') as new:
         new.write(FILE)
         new.set_hash(name, digest)
@@ -757,7 +957,7 @@ def test_the_hash_of_the_upload(repo, maintainer, name, digest, good):
 def test_copies_stay_apart(repo, maintainer):
     """A block with the mark nodedup keeps the image as it came (F9)."""
     repositories.put(repo, 'image', FILE, dedup=False)
-    assert convert(maintainer).refused == 1
+    assert convert(maintainer).unsuitable == 1
     require_as_it_came(repo, 'image', FILE, 'shares no blocks')
 
 
@@ -803,11 +1003,11 @@ def test_hostile_files(repo, maintainer, path, bad):
     repositories.put(repo, 'image', file)
     repositories.put(repo, 'other', FILE)
     result = convert(maintainer)
-    assert (result.images, result.refused, result.failed) == (1, 1, {})
+    assert (result.images, result.unsuitable, result.failed) == (1, 1, {})
     require_as_it_came(repo, 'image', file, reason)
     require_disk(repo, 'other', FILE, b''.join(DISK))
     # An operator's wish cannot change that.
-    assert convert(maintainer, 'image').refused == 1
+    assert convert(maintainer, 'image').unsuitable == 1
     require_as_it_came(repo, 'image', file, reason)
     collector.run_once(maintainer, pacing.Pace())
     maintenance.require_collected(maintainer)
@@ -827,7 +1027,7 @@ def test_a_parser_that_lies(repo, maintainer, tmp_path, monkeypatch, when,
     monkeypatch.setattr(confined, 'PROGRAM',
                         lying_parser.make(tmp_path, when, lie))
     result = convert(maintainer)
-    assert (result.images, result.refused) == (0, 1)
+    assert (result.images, result.unsuitable) == (0, 1)
     require_as_it_came(repo, 'image', file, 'it could not be parsed')
     maintenance.require_counted(maintainer)
 
@@ -843,7 +1043,7 @@ def test_two_disks(repo, maintainer, monkeypatch):
         if len(calls) == 2:
             parser.disk_size += 512
     monkeypatch.setattr(confined.Parser, 'pieces', pieces)
-    assert convert(maintainer).refused == 1
+    assert convert(maintainer).unsuitable == 1
     require_as_it_came(repo, 'image', FILE, 'two disks')
 
 
@@ -851,7 +1051,7 @@ def test_it_takes_too_long(repo, maintainer, monkeypatch):
     """F8: the groups' locks are not held for ever."""
     repositories.put(repo, 'image', FILE)
     monkeypatch.setattr(disk_conversion, 'MAX_SECONDS', -1.0)
-    assert convert(maintainer).refused == 1
+    assert convert(maintainer).unsuitable == 1
     require_as_it_came(repo, 'image', FILE, 'takes more than')
 
 
@@ -881,7 +1081,7 @@ def test_backups_are_left_alone(repo, maintainer):
 def refused(repo, maintainer):
     """An image with a verdict, and the path of its file."""
     repositories.put(repo, 'image', BAD['encrypted'][0])
-    assert convert(maintainer).refused == 1
+    assert convert(maintainer).unsuitable == 1
     return os.path.join(repo.path, 'formats', 'image')
 
 
@@ -900,13 +1100,13 @@ def test_a_verdict_stays(maintained_again):
 
 def test_a_lost_verdict(repo, refused, maintained_again):
     os.unlink(refused)
-    assert convert(maintained_again).refused == 1
+    assert convert(maintained_again).unsuitable == 1
     require_as_it_came(repo, 'image', BAD['encrypted'][0], 'encrypted')
 
 
 def test_a_verdict_of_another_version(maintained_again, monkeypatch):
     monkeypatch.setattr(package_version, 'version', lambda: '99.0')
-    assert convert(maintained_again).refused == 1
+    assert convert(maintained_again).unsuitable == 1
 
 
 def test_a_verdict_on_another_upload(repo, maintained_again):
@@ -1028,7 +1228,7 @@ def test_files_that_are_no_verdicts(repo, maintained_again, refused, what):
     assert format_verdicts.read(repo.path, 'image', upload_id) is None
     format_verdicts.note_read(repo.path, 'image')
     if what != 'a directory':
-        assert convert(maintained_again).refused == 1
+        assert convert(maintained_again).unsuitable == 1
         assert format_verdicts.read(repo.path, 'image', upload_id)
 
 
@@ -1071,6 +1271,17 @@ def test_back_to_the_file(repo, maintainer, path):
     collector.run_once(maintainer, pacing.Pace())
     maintenance.require_collected(maintainer)
     assert checker.check(path).ok
+
+
+def test_a_wish_for_the_file_of_an_image_that_is_one(repo, maintainer):
+    """It holds after a restart, too."""
+    repositories.put(repo, 'image', FILE)
+    converter.plan(maintainer, pacing.Pace(), ['image'], converter.FILE)
+    require_as_it_came(repo, 'image', FILE)
+    assert convert(maintainer, 'image', form=converter.FILE).unchanged == 1
+    maintainer.judged.clear()       # as another maintainer would begin
+    assert convert(maintainer) == converter.Result()
+    require_as_it_came(repo, 'image', FILE, 'an operator wants its file')
 
 
 def monkeypatched_version():
