@@ -53,7 +53,8 @@ _VARIANTS = {
     'asan': ['-O1', '-fsanitize=address,undefined',
              '-fno-sanitize-recover=all'],
 }
-_LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lpthread']
+_LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lz',
+              '-lpthread']
 _BUILD_LIMIT = 300      # seconds for one file
 _BASELINE_LIMIT = 900   # and for the first run of one file of tests
 _MANY = 150             # tests in Python for one mutant

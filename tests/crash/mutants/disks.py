@@ -7,6 +7,7 @@ from tests.crash.mutants.mutant import Mutant
 
 _MERGE = 'glance_dedup/engine/maintenance/merge.c'
 _TRANSACTION = 'glance_dedup/engine/write/transaction.c'
+_IMAGE = 'glance_dedup/engine/read/image.c'
 _DERIVE = 'glance_dedup/engine/read/derive.c'
 _CONVERSION_TESTS = ('tests/unit/repository/test_conversion.py',)
 _PARSE = 'glance_dedup/engine/deflate/parse.c'
@@ -52,6 +53,58 @@ MUTANTS = (
                  'if made.size < 0:'),),
         tests=(f'{_CONVERTER_TESTS}::test_bytes_that_come_out_otherwise',),
         why_not='it takes a wrong encoder'),
+    Mutant(
+        'disk-that-is-not-proven-is-read', 'F5', (
+            Edit(_IMAGE,
+                 '(disk->flags & GD_RECIPE_PROVEN) == 0', 'disk->size == 0'),),
+        tests=('tests/unit/repository/test_conversion.py::'
+               'test_without_the_proof',),
+        why_not='no crash is needed'),
+    Mutant(
+        'pieces-out-of-order-are-taken', 'F6', (
+            Edit('glance_dedup/base/confined.py',
+                 'piece.offset == mapped', 'piece.offset >= 0'),),
+        tests=('tests/unit/base/test_confined.py',),
+        why_not='it takes a process that an image has taken over'),
+    Mutant(
+        'damaged-stream-is-in-the-rest', 'F7', (
+            Edit('glance_dedup/base/confined.py',
+                 "            raise RefusedError('a compressed cluster of it "
+                 "is damaged')\n",
+                 '            return room, bytes(least)\n'),),
+        tests=(f'{_CONVERTER_TESTS}::test_hostile_files',),
+        why_not='no crash is needed'),
+    Mutant(
+        'block-has-any-number-of-names', 'F8', (
+            Edit('glance_dedup/repository/disk_survey.py',
+                 'if plain > self._file_size:', 'if plain < 0:'),),
+        tests=('tests/unit/repository/test_disk_survey.py::'
+               'test_a_block_with_many_names',),
+        why_not='no crash is needed'),
+    Mutant(
+        'waits-are-work', 'F8', (
+            Edit(_DISK_CONVERSION,
+                 '            yield step\n'
+                 '            self._since = time.monotonic()\n',
+                 '            yield step\n'),),
+        tests=(f'{_CONVERTER_TESTS}::test_waits_do_not_count',),
+        why_not='no crash is needed'),
+    Mutant(
+        'backups-are-converted', 'F1', (
+            Edit(_CONVERTER,
+                 "and imageids.of_backup(facts['image_id']) is None", ''),
+            Edit(_CONVERTER,
+                 'if imageids.of_backup(image_id) is not None:',
+                 'if not imageids.is_valid(image_id):')),
+        tests=(f'{_CONVERTER_TESTS}::test_backups_are_left_alone',),
+        why_not='no crash is needed'),
+    Mutant(
+        'another-upload-gets-the-disk', 'F1', (
+            Edit(_DISK_CONVERSION,
+                 "if self.header['upload_id'].hex() != self.upload_id:",
+                 'if not self.header:'),),
+        tests=(f'{_CONVERTER_TESTS}::test_uploaded_again_while_it_begins',),
+        why_not='no crash is needed'),
     Mutant(
         'copies-become-ordinary-blocks', 'F9', (
             Edit(_CONVERTER,

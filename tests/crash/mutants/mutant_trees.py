@@ -27,7 +27,7 @@ _ENGINE = 'glance_dedup/_engine.abi3.so'
 _COMPILE = ['gcc', '-std=c11', '-O1', '-g', '-fPIC', '-fvisibility=hidden',
             '-Wall', '-Wextra', '-Werror', '-pthread', '-D_GNU_SOURCE',
             '-DPy_LIMITED_API=0x030B0000']
-_LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd']
+_LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lz']
 _BUILD_TIMEOUT = 100    # seconds for one file
 
 

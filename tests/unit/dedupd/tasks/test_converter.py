@@ -672,7 +672,7 @@ def test_a_busy_lock_at_the_exchange(repo, maintainer, path, monkeypatch,
 
 
 def test_uploaded_again_while_it_begins(repo, maintainer, monkeypatch):
-    """What is converted is not the image that has the name (F1)."""
+    """The image that has the name now is not the one that was read (F1)."""
     repositories.put(repo, 'image', FILE)
     other = patched(3000, b'other bytes')
     find, calls = disk_conversion.Work._find_inode, []
