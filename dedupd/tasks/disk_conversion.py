@@ -299,12 +299,14 @@ class Work(closing.Closing):
 
     def _convert_to_file(self) -> Iterator[Step]:
         """Store the bytes of the file as an upload would."""
+        disk = self.source.disk
+        derived = disk.derived_bytes if disk else 0
+        self._repository.require_room(derived)
         new = self._begin()
         for at, content in self._pieces(0, self._size):
             self._write(new, content)
             yield self._step(at, 2 * self._size, 'storing the file')
-        disk = self.source.disk
-        self._finish(new, self._size - (disk.derived_bytes if disk else 0))
+        self._finish(new, self._size - derived)
         yield from self._compare(self._size, 2 * self._size)
 
     # -- the end ----------------------------------------------------------

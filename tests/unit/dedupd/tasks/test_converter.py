@@ -804,9 +804,15 @@ def test_a_full_disk(repo, maintainer, path, monkeypatch):
     maintenance.require_collected(maintainer)
 
 
-def test_no_room_for_the_disk(repo, maintainer, monkeypatch):
+@pytest.mark.parametrize('form', [converter.DISK, converter.FILE])
+def test_no_room_for_the_other_form(repo, maintainer, path, monkeypatch,
+                                    form):
     """It does not fill the disk down to the reserve in vain."""
     repositories.put(repo, 'image', FILE)
+    size = len(b''.join(DISK))
+    if form == converter.FILE:
+        size = convert(maintainer).derived_bytes
+    before = (path / 'images' / 'image').read_bytes()
     checked = []
 
     def require_room(repo, size):
@@ -818,11 +824,14 @@ def test_no_room_for_the_disk(repo, maintainer, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(repo), 'require_room', require_room)
         patch.setattr(conversion.Conversion, 'write', write)
-        assert convert(maintainer).skipped_for_space == 1
-        assert convert(maintainer).skipped_for_space == 1
-    assert checked == 2 * [len(b''.join(DISK))]
-    require_as_it_came(repo, 'image', FILE)
-    assert convert(maintainer).images == 1
+        for _ in range(2):
+            result = convert(maintainer, 'image', form=form)
+            assert result.skipped_for_space == 1
+            assert 'no room' in result.reasons['image']
+    assert checked == 2 * [size]
+    assert (path / 'images' / 'image').read_bytes() == before
+    require_file(repo, 'image', FILE)
+    assert convert(maintainer, 'image', form=form).images == 1
 
 
 def test_beside_an_older_program(path):
