@@ -15,7 +15,7 @@
 enum { TIMEOUT_MS = 50 };
 
 static const char *const names[GD_FEATURE_COUNT] = {
-    "volumes", "listed-segments", "cold", "nodedup"};
+    "volumes", "listed-segments", "cold", "nodedup", "disks"};
 
 static scratch x;
 static gd_locks *locks;
@@ -321,8 +321,9 @@ TEST_WITH(test_names_of_other_things, setup(), teardown())
     CHECK_INT(symlinkat("/elsewhere", x.root, "features/volumes"), 0);
     CHECK_INT(mkfifoat(x.root, "features/listed-segments", 0600), 0);
     CHECK_INT(mkdirat(x.root, "features/nodedup", 0), 0);
+    CHECK_INT(symlinkat("disks", x.root, "features/disks"), 0);
     CHECK_INT(read_all(&found), GD_OK);
-    CHECK_INT(found, 15);
+    CHECK_INT(found, 31);
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
         CHECK(gd_features_is_set(x.env, x.root, (gd_feature)i));
         CHECK_INT(set((gd_feature)i), GD_OK);
