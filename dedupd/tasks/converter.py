@@ -318,8 +318,14 @@ class _Run:
         """Convert the image that is under way; if this makes way, it stays."""
         work = self._maintainer.converting
         self._upload_id = work.upload_id
-        with self._noting(image_id):
-            self._finish(image_id, work)
+        try:
+            with self._noting(image_id):
+                self._finish(image_id, work)
+        except pacing.Stopped:
+            raise
+        except BaseException:       # such as a catalog that is rebuilt now
+            self._maintainer.end_conversion()
+            raise
         self._maintainer.end_conversion()
         accounting.run_once(self._maintainer, self._pace)
 

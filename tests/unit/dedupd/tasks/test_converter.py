@@ -34,6 +34,7 @@ from glance_dedup.base import package_version
 from glance_dedup.base import sorting
 from glance_dedup.check import checker
 from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import database
 from glance_dedup.repository import conversion
 from glance_dedup.repository import disk_survey
 from glance_dedup.repository import features
@@ -425,6 +426,24 @@ def test_an_error_of_the_program(repo, maintainer, small_steps, monkeypatch,
     require_as_it_came(repo, 'image', FILE)
     assert convert(maintainer).images == 1
     require_disk(repo, 'image', FILE, b''.join(DISK))
+
+
+def test_a_catalog_that_is_bad_meanwhile(repo, maintainer, monkeypatch):
+    """It is rebuilt, and the conversion begins again."""
+    repositories.put(repo, 'image', FILE)
+    count, works = merger.count, []
+
+    def fail_once(*args):
+        works.append(maintainer.converting)
+        if len(works) == 1:
+            raise database.CatalogError('a bug')
+        count(*args)
+    monkeypatch.setattr(merger, 'count', fail_once)
+    assert convert(maintainer).images == 1
+    assert len(works) == 2 and works[0] is not works[1]
+    require_disk(repo, 'image', FILE, b''.join(DISK))
+    collector.run_once(maintainer, pacing.Pace())
+    maintenance.require_counted(maintainer)
 
 
 def test_a_request_for_another_image(repo, maintainer, small_steps):
