@@ -90,7 +90,7 @@ cmp image back
 plugin=$(python -c 'import glance_dedup; print(glance_dedup.__path__[0])')
 nbdkit --dump-plugin "$plugin/nbdkit-glance-dedup-plugin.so" | grep ^name=
 "$plugin/glance-dedup-confined" 60 </dev/null | grep -q .
-test "$(dedupd --version)" = "$(glance-dedup --version | sed 's/.* //')"
+test "$(dedupd --version)" = "$(glance-dedup --version | sed 's,^glance-dedup,dedupd,')"
 glance-dedup --version
 '''
 
