@@ -52,7 +52,8 @@ def files(release, library):
     data = {f'glance_dedup-1.2.3.data/data/{name}': b''
             for name in release.DATA}
     return {METADATA: metadata(FIELDS), release.PLUGIN: good,
-            release.PAGE: b'', **data, **dict.fromkeys(LIBRARIES, good)}
+            release.PROGRAM: good, release.PAGE: b'', **data,
+            **dict.fromkeys(LIBRARIES, good)}
 
 
 def metadata(fields):
