@@ -161,6 +161,7 @@ class _Run:
         self._idle_days = 0 if self._images else idle_days
         self._result = Result()
         self._upload_id = ''    # of the image under way
+        self._is_ended = False  # no further image can be converted now
 
     # -- choosing ---------------------------------------------------------
 
@@ -282,6 +283,8 @@ class _Run:
         wanted = self._wanted()
         for done, image_id in enumerate(wanted):
             self._pace.step(done, len(wanted), 'choosing images', _LOOK)
+            if self._is_ended:
+                break
             if image_id != resumed:
                 self._try(image_id)
         return self._result
@@ -383,14 +386,17 @@ class _Run:
         except confined.RefusedError as e:
             self._result.unsuitable += 1
             self._note(image_id, str(e))
-            with contextlib.suppress(exceptions.RepositoryError):
-                self._judge(image_id, format_verdicts.Verdict(
-                    self._upload_id, str(e)))
+            if self._to_disk:
+                with contextlib.suppress(exceptions.RepositoryError):
+                    self._judge(image_id, format_verdicts.Verdict(
+                        self._upload_id, str(e)))
             self._remember(image_id)
         except exceptions.ImageNotFound as e:
             self._result.gave_up += 1
             self._note(image_id, str(e))
         except (exceptions.BusyError, exceptions.UnavailableError) as e:
+            # It stands in the way of each image, and a look waits for it.
+            self._is_ended = isinstance(e, disk_conversion.OlderProgramError)
             self._result.busy += 1
             self._note(image_id, str(e))
         except exceptions.NoSpaceError as e:

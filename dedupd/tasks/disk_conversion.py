@@ -33,6 +33,8 @@ MAX_SECONDS = 7200.0
 #: The longest that a conversion that makes way may keep its groups' locks,
 #: seconds. Then the next task closes it.
 MAX_WAIT = 7200.0
+#: The longest that any conversion may keep them, seconds, with all its waits.
+MAX_LOCKED = 86400.0
 
 _PIECE = disk_survey.PIECE
 # Place and length in the file, place and length of the plain bytes, encoder,
@@ -53,6 +55,10 @@ class Step(NamedTuple):
     """Bytes read from or written to the repository since the last step."""
 
 
+class OlderProgramError(exceptions.BusyError):
+    """A program that does not know disks has the repository open (F10)."""
+
+
 class Work(closing.Closing):
     """A conversion under way. It holds the locks of its groups.
 
@@ -71,6 +77,7 @@ class Work(closing.Closing):
         self._is_wanted = is_wanted
         self._worked = 0.0      # seconds
         self._since = time.monotonic()  # it goes on, or waits
+        self._locked: float | None = None   # since when it has locks
         self._path = os.path.join(repository.path, 'images', image_id)
         with contextlib.ExitStack() as stack:
             self.source = stack.enter_context(repository.open_image(image_id))
@@ -86,8 +93,10 @@ class Work(closing.Closing):
 
     def close(self) -> None:
         """Give the conversion up, unless it was exchanged. Idempotent."""
-        self.steps.close()
-        self._stack.close()
+        try:
+            self.steps.close()
+        finally:
+            self._stack.close()
 
     @property
     def is_overdue(self) -> bool:
@@ -124,6 +133,11 @@ class Work(closing.Closing):
         if self._worked + time.monotonic() - self._since > MAX_SECONDS:
             raise confined.RefusedError(
                 f'its conversion takes more than {MAX_SECONDS:.0f} s')
+        if (self._locked is not None
+                and time.monotonic() - self._locked > MAX_LOCKED):
+            raise confined.RefusedError(
+                f'its conversion was not done after {MAX_LOCKED:.0f} s: '
+                'convert_rate_mib is low for it, or other tasks took the time')
 
     def _step(self, done: int, total: int, what: str) -> Step:
         cost, self._moved = self._moved, 0
@@ -146,6 +160,7 @@ class Work(closing.Closing):
         new.write(content)
 
     def _begin(self) -> conversion.Conversion:
+        self._locked = time.monotonic()
         new = self._new = self._stack.enter_context(
             self._repository.begin_conversion(self.image_id))
         return new
@@ -169,14 +184,14 @@ class Work(closing.Closing):
 
     def _convert_to_disk(self) -> Iterator[Step]:
         total = 3 * self._size
+        self._repository.require_room(0)
         with disk_survey.Disk(
                 self._read, self._size, self._is_wanted,
                 self._repository.parameters.block_size) as disk:
             for _ in disk.survey():
                 yield self._step(0, total, 'mapping the disk')
             self._repository.require_room(disk.new_bytes)
-            # F10: before anything is stored in vain.
-            self._repository.handle().use_feature(features.DISKS)
+            self._use_feature()
             with contextlib.closing(
                     sorting.Sorted(_RECORD.size)) as records:
                 new = self._begin()
@@ -189,6 +204,13 @@ class Work(closing.Closing):
                 yield from self._write_table(disk, new, records)
             self._finish(new, found)
         yield from self._compare(2 * self._size, total)
+
+    def _use_feature(self) -> None:
+        """Set the feature (F10), before anything is stored in vain."""
+        try:
+            self._repository.handle().use_feature(features.DISKS)
+        except exceptions.BusyError as e:
+            raise OlderProgramError(str(e)) from e
 
     def _store_disk(self, disk: disk_survey.Disk,
                     new: conversion.Conversion,

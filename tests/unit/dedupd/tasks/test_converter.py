@@ -841,7 +841,8 @@ def test_no_room_for_the_other_form(repo, maintainer, path, monkeypatch,
 
     def require_room(repo, size):
         checked.append(size)
-        raise exceptions.NoSpaceError('no room')
+        if size:
+            raise exceptions.NoSpaceError('no room')
 
     def write(*args):
         raise AssertionError('it is stored')
@@ -852,17 +853,19 @@ def test_no_room_for_the_other_form(repo, maintainer, path, monkeypatch,
             result = convert(maintainer, 'image', form=form)
             assert result.skipped_for_space == 1
             assert 'no room' in result.reasons['image']
-    assert checked == 2 * [size]
+    # Before a disk is looked for, the reserve has to be free.
+    assert checked == 2 * ([0, size] if form == converter.DISK else [size])
     assert (path / 'images' / 'image').read_bytes() == before
     require_file(repo, 'image', FILE)
     assert convert(maintainer, 'image', form=form).images == 1
 
 
 def test_beside_an_older_program(path):
-    """Nothing is stored in vain (F10)."""
+    """Nothing is stored in vain, and only one image is looked at (F10)."""
     with (repositories.open_repository(path, lock_timeout=0.1) as repo,
           maintaining(repo) as maintainer):
-        repositories.put(repo, 'image', FILE)
+        for image_id in 'another', 'image':
+            repositories.put(repo, image_id, FILE)
         with (repositories.holding(
                 path / 'locks' / 'groups', repositories.FEATURE_BYTE
                 + features.KNOWN.index(features.DISKS), shared=True),
@@ -871,7 +874,7 @@ def test_beside_an_older_program(path):
             assert convert(maintainer).busy == 1
         assert not repo.features
         require_as_it_came(repo, 'image', FILE)
-        assert convert(maintainer).images == 1
+        assert convert(maintainer).images == 2
 
 
 def test_a_failed_image_does_not_stop_others(repo, maintainer, monkeypatch):
@@ -1086,6 +1089,14 @@ def test_it_takes_too_long(repo, maintainer, monkeypatch):
     monkeypatch.setattr(disk_conversion, 'MAX_SECONDS', -1.0)
     assert convert(maintainer).unsuitable == 1
     require_as_it_came(repo, 'image', FILE, 'takes more than')
+
+
+def test_it_has_its_locks_for_too_long(repo, maintainer, monkeypatch):
+    """F8: waits for the rate or for other tasks have an end, too."""
+    repositories.put(repo, 'image', FILE)
+    monkeypatch.setattr(disk_conversion, 'MAX_LOCKED', -1.0)
+    assert convert(maintainer).unsuitable == 1
+    require_as_it_came(repo, 'image', FILE, 'was not done after')
 
 
 def test_other_images(repo, maintainer, monkeypatch):
