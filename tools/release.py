@@ -90,8 +90,9 @@ cmp image back
 plugin=$(python -c 'import glance_dedup; print(glance_dedup.__path__[0])')
 nbdkit --dump-plugin "$plugin/nbdkit-glance-dedup-plugin.so" | grep ^name=
 "$plugin/glance-dedup-confined" 60 </dev/null | grep -q .
-test "$(dedupd --version)" = "$(glance-dedup --version | sed 's,^glance-dedup,dedupd,')"
-glance-dedup --version
+version=$(glance-dedup --version)
+test "$(dedupd --version)" = "dedupd ${version#* }"
+echo "$version"
 '''
 
 
