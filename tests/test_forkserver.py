@@ -44,7 +44,9 @@ def test_descriptors_and_directory(tmp_path):
     """A forked program reads its input, and has only its own files open."""
     path = tmp_path / 'repository'
     run('--repository', path, 'repository', 'create')
-    kept = os.open(tmp_path, os.O_RDONLY)
+    other = tmp_path / 'other'      # the program has no reason to open it
+    other.mkdir()
+    kept = os.open(other, os.O_RDONLY)
     os.set_inheritable(kept, True)
     process = subprocess.Popen(
         [*COMMAND, '--repository', 'repository', 'image', 'put', 'one', '-'],
@@ -56,7 +58,7 @@ def test_descriptors_and_directory(tmp_path):
         assert os.readlink(f'/proc/{process.pid}/cwd') == str(tmp_path)
         opened = {os.readlink(f'/proc/{process.pid}/fd/{fd}')
                   for fd in os.listdir(f'/proc/{process.pid}/fd')}
-        assert str(tmp_path) not in opened
+        assert str(other) not in opened
         assert not [name for name in opened if name.startswith('socket:')]
     finally:
         out, err = process.communicate(timeout=60)

@@ -96,7 +96,7 @@ class Server:
         return self
 
     def is_up(self):
-        assert self.process.poll() is None, self.text()
+        assert self.process.poll() is None, (self.process, self.text())
         try:
             self.control.status()
         except volume_control.NotServed:
