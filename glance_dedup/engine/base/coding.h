@@ -69,6 +69,31 @@ gd_get64(const uint8_t *p)
     return le64toh(v);
 }
 
+/* Big-endian integers, of formats that are not ours. */
+static inline uint16_t
+gd_get16_be(const uint8_t *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return be16toh(v);
+}
+
+static inline uint32_t
+gd_get32_be(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return be32toh(v);
+}
+
+static inline uint64_t
+gd_get64_be(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return be64toh(v);
+}
+
 /* Numbers of so many bytes, at most 8. */
 static inline void
 gd_put_number(uint8_t *p, size_t bytes, uint64_t v)

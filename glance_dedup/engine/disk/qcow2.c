@@ -9,9 +9,9 @@
  */
 #include "engine/disk/qcow2.h"
 
-#include <endian.h>
 #include <inttypes.h>
-#include <string.h>
+
+#include "engine/base/coding.h"
 
 enum {
     HEADER = 104,  /* of version 3, without the compression type */
@@ -44,22 +44,6 @@ typedef struct qcow2 {
     uint64_t l2_entries; /* of a table */
 } qcow2;
 
-static uint32_t
-get32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, sizeof v);
-    return be32toh(v);
-}
-
-static uint64_t
-get64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-    return be64toh(v);
-}
-
 /* ---- the header ---- */
 
 static gd_status
@@ -82,8 +66,8 @@ decode_compression(qcow2 *q, uint64_t features, uint32_t header_length,
 static gd_status
 decode_features(qcow2 *q, const uint8_t *header, gd_error *err)
 {
-    uint64_t features = get64(header + 72);
-    uint32_t length = get32(header + 100);
+    uint64_t features = gd_get64_be(header + 72);
+    uint32_t length = gd_get32_be(header + 100);
     const char *wrong = (features & CORRUPT) != 0 ? "is marked as corrupt"
                         : (features & DIRTY) != 0
                             ? "is marked as dirty: it was not closed"
@@ -110,10 +94,10 @@ decode_features(qcow2 *q, const uint8_t *header, gd_error *err)
 static gd_status
 require_alone(const uint8_t *header, gd_error *err)
 {
-    if (get64(header + 8) != 0) {
+    if (gd_get64_be(header + 8) != 0) {
         return gd_fail(err, GD_INVALID, "it has a backing file");
     }
-    if (get32(header + 32) != 0) {
+    if (gd_get32_be(header + 32) != 0) {
         return gd_fail(err, GD_INVALID, "it is encrypted");
     }
     return GD_OK;
@@ -129,9 +113,9 @@ covered(const qcow2 *q)
 static gd_status
 decode_l1(qcow2 *q, const uint8_t *header, gd_error *err)
 {
-    uint64_t entries = get32(header + 36), size = q->map->size;
+    uint64_t entries = gd_get32_be(header + 36), size = q->map->size;
     q->l2_entries = q->cluster / (q->extended ? 16 : 8);
-    q->l1 = get64(header + 40);
+    q->l1 = gd_get64_be(header + 40);
     q->l1_entries = size / covered(q) + (size % covered(q) != 0);
     if (entries > MAX_L1 / 8 || q->l1_entries > entries) {
         return gd_fail(err, GD_INVALID,
@@ -152,8 +136,8 @@ decode_header(qcow2 *q, gd_error *err)
 {
     uint8_t header[HEADER] = {0};
     GD_TRY(gd_diskmap_get(q->map, header, HEADER_2, 0, "the header", err));
-    q->version = get32(header + 4);
-    q->cluster_bits = get32(header + 20);
+    q->version = gd_get32_be(header + 4);
+    q->cluster_bits = gd_get32_be(header + 20);
     if (q->version != 2 && q->version != 3) {
         return gd_fail(err, GD_INVALID, "it is qcow2 of version %" PRIu32,
                        q->version);
@@ -173,7 +157,7 @@ decode_header(qcow2 *q, gd_error *err)
         return gd_fail(err, GD_INVALID,
                        "its subclusters are smaller than sectors");
     }
-    GD_TRY(gd_diskmap_set_size(q->map, get64(header + 24), err));
+    GD_TRY(gd_diskmap_set_size(q->map, gd_get64_be(header + 24), err));
     return decode_l1(q, header, err);
 }
 
@@ -283,9 +267,9 @@ walk_l2(const qcow2 *q, uint64_t table, gd_error *err)
         for (size_t i = 0; i < length && q->map->mapped < q->map->size;
              i += entry) {
             GD_TRY(q->extended
-                       ? add_subclusters(q, get64(chunk + i),
-                                         get64(chunk + i + 8), err)
-                       : add_cluster(q, get64(chunk + i), err));
+                       ? add_subclusters(q, gd_get64_be(chunk + i),
+                                         gd_get64_be(chunk + i + 8), err)
+                       : add_cluster(q, gd_get64_be(chunk + i), err));
         }
         at += length;
     }
@@ -316,7 +300,7 @@ gd_qcow2_map(gd_diskmap *map, gd_error *err)
         GD_TRY(gd_diskmap_get(map, chunk, count * 8, q.l1 + i * 8,
                               "the table of the first level", err));
         for (size_t k = 0; k < count; k++) {
-            GD_TRY(walk_l1_entry(&q, get64(chunk + k * 8), err));
+            GD_TRY(walk_l1_entry(&q, gd_get64_be(chunk + k * 8), err));
         }
         i += count;
     }

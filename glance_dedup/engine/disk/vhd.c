@@ -15,9 +15,10 @@
  */
 #include "engine/disk/vhd.h"
 
-#include <endian.h>
 #include <inttypes.h>
 #include <string.h>
+
+#include "engine/base/coding.h"
 
 enum {
     FOOTER = 512,
@@ -35,30 +36,6 @@ enum {
 #define NO_BLOCK UINT32_MAX
 #define MAX_GEOMETRY (UINT64_C(65535) * 16 * 255)
 
-static uint16_t
-get16(const uint8_t *p)
-{
-    uint16_t v;
-    memcpy(&v, p, sizeof v);
-    return be16toh(v);
-}
-
-static uint32_t
-get32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, sizeof v);
-    return be32toh(v);
-}
-
-static uint64_t
-get64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-    return be64toh(v);
-}
-
 /* The complement of the sum of all bytes but those of the checksum. */
 static bool
 checksum_fits(const uint8_t *bytes, size_t length, size_t at)
@@ -67,7 +44,7 @@ checksum_fits(const uint8_t *bytes, size_t length, size_t at)
     for (size_t i = 0; i < length; i++) {
         sum += i >= at && i < at + 4 ? 0 : bytes[i];
     }
-    return ~sum == get32(bytes + at);
+    return ~sum == gd_get32_be(bytes + at);
 }
 
 static bool
@@ -87,15 +64,16 @@ static gd_status
 decode_footer(gd_diskmap *map, const uint8_t *footer, uint32_t type,
               gd_error *err)
 {
-    uint64_t size = get64(footer + 48);
+    uint64_t size = gd_get64_be(footer + 48);
     uint64_t sectors =
-        (uint64_t)get16(footer + 56) * footer[58] * footer[59];
-    if (get32(footer + 12) != VERSION_1 || get32(footer + 60) != type ||
+        (uint64_t)gd_get16_be(footer + 56) * footer[58] * footer[59];
+    if (gd_get32_be(footer + 12) != VERSION_1 ||
+        gd_get32_be(footer + 60) != type ||
         !checksum_fits(footer, FOOTER, CHECKSUM_FOOTER)) {
         return gd_fail(err, GD_INVALID,
                        "its footer is damaged, or of a disk with a parent "
                        "(type %" PRIu32 ")",
-                       get32(footer + 60));
+                       gd_get32_be(footer + 60));
     }
     if (!is_maker_of_bytes(footer + 28) && sectors < MAX_GEOMETRY &&
         sectors * GD_DISK_SECTOR != size) {
@@ -118,7 +96,7 @@ gd_vhd_map_fixed(gd_diskmap *map, bool *found, gd_error *err)
     }
     GD_TRY(gd_diskmap_get(map, footer, FOOTER, size - FOOTER, "its end", err));
     *found = memcmp(footer, "conectix", 8) == 0 &&
-             get32(footer + 60) == TYPE_FIXED &&
+             gd_get32_be(footer + 60) == TYPE_FIXED &&
              checksum_fits(footer, FOOTER, CHECKSUM_FOOTER);
     if (!*found) {
         return GD_OK;
@@ -146,7 +124,7 @@ walk_table(gd_diskmap *map, uint64_t table, uint64_t entries, uint64_t block,
                                   left < CHUNK ? (size_t)left : CHUNK,
                                   table + i * 4, "the table of blocks", err));
         }
-        uint32_t sector = get32(chunk + at);
+        uint32_t sector = gd_get32_be(chunk + at);
         gd_disk_piece piece = {
             .kind = sector == NO_BLOCK ? GD_DISK_UNALLOCATED : GD_DISK_PLAIN,
             .offset = map->mapped,
@@ -164,9 +142,10 @@ gd_vhd_map(gd_diskmap *map, gd_error *err)
     uint8_t footer[FOOTER], header[HEADER];
     GD_TRY(gd_diskmap_get(map, footer, FOOTER, 0, "the footer's copy", err));
     GD_TRY(decode_footer(map, footer, TYPE_DYNAMIC, err));
-    GD_TRY(gd_diskmap_get(map, header, HEADER, get64(footer + 16),
+    GD_TRY(gd_diskmap_get(map, header, HEADER, gd_get64_be(footer + 16),
                           "the header", err));
-    uint64_t entries = get32(header + 28), block = get32(header + 32);
+    uint64_t entries = gd_get32_be(header + 28);
+    uint64_t block = gd_get32_be(header + 32);
     if (memcmp(header, "cxsparse", 8) != 0 ||
         !checksum_fits(header, HEADER, CHECKSUM_HEADER)) {
         return gd_fail(err, GD_INVALID, "its header is damaged");
@@ -177,5 +156,5 @@ gd_vhd_map(gd_diskmap *map, gd_error *err)
                        "its table has %" PRIu64 " blocks of %" PRIu64 " bytes",
                        entries, block);
     }
-    return walk_table(map, get64(header + 16), entries, block, err);
+    return walk_table(map, gd_get64_be(header + 16), entries, block, err);
 }
