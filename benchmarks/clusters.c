@@ -30,7 +30,7 @@ typedef struct stream {
     bool has_header;
 } stream;
 
-/* What the map of a file consists of, in bytes of the disk. */
+/* Bytes of the disk in a file, by the kind of their pieces. */
 typedef struct sums {
     uint64_t plain, compressed, zstd, zeros;
     uint64_t file_bytes; /* of all streams */
@@ -38,7 +38,7 @@ typedef struct sums {
     stream *streams;
 } sums;
 
-/* How an encoder did. */
+/* Result of one encoder. */
 typedef struct outcome {
     size_t clusters;
     uint64_t plain, file_bytes;

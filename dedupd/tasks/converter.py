@@ -395,7 +395,7 @@ class _Run:
             self._result.gave_up += 1
             self._note(image_id, str(e))
         except (exceptions.BusyError, exceptions.UnavailableError) as e:
-            # It stands in the way of each image, and a look waits for it.
+            # An older program stops each image, after a wait of its own.
             self._is_ended = isinstance(e, disk_conversion.OlderProgramError)
             self._result.busy += 1
             self._note(image_id, str(e))

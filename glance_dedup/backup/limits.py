@@ -3,8 +3,8 @@
 """Limits of a rank, so that the servers on its host hardly notice it.
 
 After each segment a rank waits until it has read no faster, and has taken no
-larger share of a processor, than the operator allows. Whoever reads slowly
-keeps views for longer, so limits cost space while servers write.
+larger share of a processor, than the operator allows. A slow rank keeps its
+views for longer, so limits cost space while servers write.
 """
 
 from collections.abc import Callable

@@ -55,7 +55,7 @@ class Limits:
     views: float = float('inf')
     """Bytes that the views on a host may take at the same time."""
     ranks: int = 1
-    """How many disks a host reads at the same time."""
+    """Number of disks that a host reads at the same time."""
 
 
 def seconds(disks: Round, limits: Limits) -> float:

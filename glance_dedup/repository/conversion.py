@@ -41,7 +41,7 @@ class Derived(NamedTuple):
     length: int
     """Bytes of the file. The range begins where the one before it ends."""
     plain: int
-    """Where the plain bytes begin."""
+    """Place of the first of the plain bytes."""
     plain_length: int = 0
     """0 if the encoder is 0: then it is the length."""
     encoder: int = 0
@@ -64,7 +64,7 @@ class Table:
 class Conversion(openimages.Transaction):
     """The plain bytes of a stored image, and then its table.
 
-    What is written is the plain bytes: the disk, zeros up to the next multiple
+    The caller writes the plain bytes: the disk, zeros up to the next multiple
     of :data:`.disk_survey.REST_ALIGN`, and the rest. :meth:`finish` and
     :meth:`exchange` take the place of a commit. Leaving the ``with`` block
     before :meth:`finish` gives the new recipe up.

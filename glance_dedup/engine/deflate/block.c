@@ -24,7 +24,7 @@ enum {
     DYNAMIC = 2,
 };
 
-/* How code lengths are sent: a symbol, and the value of its extra bits. */
+/* One item of the code lengths: a symbol, and the value of its extra bits. */
 typedef struct packed_lengths {
     uint8_t symbol[GD_BLOCK_LITERALS + GD_BLOCK_DISTANCES];
     uint8_t extra[GD_BLOCK_LITERALS + GD_BLOCK_DISTANCES];

@@ -33,7 +33,7 @@ enum {
     GD_CHAINS_RING = 65536,
 };
 
-/* How hard a level searches. */
+/* Limits of the search of a level. */
 typedef struct gd_chains_effort {
     uint32_t good_length; /* behind a match of this length a quarter of the
                            * chain is enough */

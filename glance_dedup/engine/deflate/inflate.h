@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * inflate.h - inflates a buffer, whoever deflated it, within a bound.
+ * inflate.h - inflates a buffer of any encoder, within a bound.
  */
 #ifndef GD_INFLATE_H
 #define GD_INFLATE_H

@@ -2,7 +2,7 @@
 /*
  * paramsearch.c - see paramsearch.h.
  *
- * What is usual is tried first: QEMU's parameters for qcow2, those of zlib's
+ * The search begins with the usual parameters: QEMU's for qcow2, those of zlib's
  * compress, and both with other levels. Then come all the others, the default
  * strategy first.
  */

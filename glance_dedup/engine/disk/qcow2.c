@@ -90,7 +90,7 @@ decode_features(qcow2 *q, const uint8_t *header, gd_error *err)
     return decode_compression(q, features, length, err);
 }
 
-/* What the disk depends on besides this file. */
+/* Refuses a disk that needs another file, or a key. */
 static gd_status
 require_alone(const uint8_t *header, gd_error *err)
 {

@@ -128,7 +128,7 @@ gd_status gd_transaction_set_hash(gd_transaction *transaction,
 /* ---- images with a disk (image-disks.rst) ---- */
 
 /* Begins a recipe of kind M for a stored image (N10.1), which keeps id, upload,
- * project, scope, size and hash.  What is appended is its plain bytes.
+ * project, scope, size and hash.  The caller appends its plain bytes.
  * gd_transaction_finish takes the place of the commit. */
 gd_status gd_transaction_begin_conversion(gd_repo *repo, const char *image_id,
                                           gd_transaction **out,

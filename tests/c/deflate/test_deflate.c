@@ -81,7 +81,7 @@ TEST(test_golden_vectors)
     }
 }
 
-/* What the installed zlib makes of the plain bytes, in `wanted`. */
+/* Has the installed zlib deflate the plain bytes, to `wanted`. */
 static size_t
 deflate_by_zlib(const gd_deflate_params *p, size_t length)
 {
