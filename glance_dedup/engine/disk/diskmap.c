@@ -52,6 +52,22 @@ gd_diskmap_get(gd_diskmap *map, uint8_t *out, size_t length, uint64_t offset,
 }
 
 gd_status
+gd_disk_table_get(gd_diskmap *map, gd_disk_table *table, uint64_t i,
+                  const uint8_t **entry, gd_error *err)
+{
+    size_t size = table->size, at = i % (GD_DISK_CHUNK / size) * size;
+    if (at == 0) {
+        uint64_t left = (table->entries - i) * size;
+        GD_TRY(gd_diskmap_get(map, table->chunk,
+                              left < GD_DISK_CHUNK ? (size_t)left
+                                                   : GD_DISK_CHUNK,
+                              table->place + i * size, table->what, err));
+    }
+    *entry = table->chunk + at;
+    return GD_OK;
+}
+
+gd_status
 gd_diskmap_set_size(gd_diskmap *map, uint64_t size, gd_error *err)
 {
     if (size == 0 || size % GD_DISK_SECTOR != 0 || size > GD_DISK_MAX_SIZE) {

@@ -23,6 +23,7 @@
 enum {
     GD_DISK_SECTOR = 512,
     GD_DISK_MAX_CLUSTER = 2 << 20, /* of compressed clusters: qcow2's largest */
+    GD_DISK_CHUNK = 4096, /* bytes of a table that are read at once */
 };
 
 /* Larger disks are refused, so sums of two offsets do not overflow. */
@@ -77,6 +78,20 @@ void gd_diskmap_begin(gd_diskmap *map, const gd_disk_file *file);
 /* `what` names the bytes, for the reason of a refusal. */
 gd_status gd_diskmap_get(gd_diskmap *map, uint8_t *out, size_t length,
                          uint64_t offset, const char *what, gd_error *err);
+
+/* A table in the file, of which a walk takes one entry after the other. */
+typedef struct gd_disk_table {
+    uint64_t place, entries;
+    size_t size;      /* of an entry; GD_DISK_CHUNK is a multiple of it */
+    const char *what; /* as for gd_diskmap_get */
+    uint8_t chunk[GD_DISK_CHUNK];
+} gd_disk_table;
+
+/* Returns entry i, until the next call. REQUIRES: the calls are for 0, 1, 2 and
+ * so on, as far as there are entries. */
+gd_status gd_disk_table_get(gd_diskmap *map, gd_disk_table *table, uint64_t i,
+                            const uint8_t **entry, gd_error *err);
+
 /* Sets the disk's size; refuses 0, and what is not whole sectors. */
 gd_status gd_diskmap_set_size(gd_diskmap *map, uint64_t size, gd_error *err);
 /* Adds the next piece, without the bytes of it behind the disk's end. Its

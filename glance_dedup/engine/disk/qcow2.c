@@ -21,7 +21,6 @@ enum {
     MIN_EXTENDED_BITS = 14, /* a subcluster is a sector at least */
     SUBCLUSTERS = 32,
     MAX_L1 = 32 << 20, /* bytes, as QEMU has it */
-    CHUNK = 4096,      /* of a table, read at once */
     DIRTY = 1,
     CORRUPT = 2,
     DATA_FILE = 4,
@@ -255,23 +254,19 @@ add_subclusters(const qcow2 *q, uint64_t entry, uint64_t bitmap, gd_error *err)
 /* ---- tables ---- */
 
 static gd_status
-walk_l2(const qcow2 *q, uint64_t table, gd_error *err)
+walk_l2(const qcow2 *q, uint64_t place, gd_error *err)
 {
-    uint8_t chunk[CHUNK];
-    size_t entry = q->extended ? 16 : 8;
-    uint64_t bytes = q->cluster;
-    for (uint64_t at = 0; at < bytes && q->map->mapped < q->map->size;) {
-        size_t length = bytes - at < CHUNK ? (size_t)(bytes - at) : CHUNK;
-        GD_TRY(gd_diskmap_get(q->map, chunk, length, table + at,
-                              "a table of the second level", err));
-        for (size_t i = 0; i < length && q->map->mapped < q->map->size;
-             i += entry) {
-            GD_TRY(q->extended
-                       ? add_subclusters(q, gd_get64_be(chunk + i),
-                                         gd_get64_be(chunk + i + 8), err)
-                       : add_cluster(q, gd_get64_be(chunk + i), err));
-        }
-        at += length;
+    gd_disk_table table = {.place = place,
+                           .entries = q->l2_entries,
+                           .size = q->extended ? 16 : 8,
+                           .what = "a table of the second level"};
+    for (uint64_t i = 0;
+         i < table.entries && q->map->mapped < q->map->size; i++) {
+        const uint8_t *entry;
+        GD_TRY(gd_disk_table_get(q->map, &table, i, &entry, err));
+        GD_TRY(q->extended ? add_subclusters(q, gd_get64_be(entry),
+                                             gd_get64_be(entry + 8), err)
+                           : add_cluster(q, gd_get64_be(entry), err));
     }
     return GD_OK;
 }
@@ -292,17 +287,15 @@ gd_status
 gd_qcow2_map(gd_diskmap *map, gd_error *err)
 {
     qcow2 q = {.map = map, .compression = GD_DISK_DEFLATED};
-    uint8_t chunk[CHUNK];
     GD_TRY(decode_header(&q, err));
-    for (uint64_t i = 0; i < q.l1_entries;) {
-        uint64_t left = q.l1_entries - i;
-        size_t count = left < CHUNK / 8 ? (size_t)left : CHUNK / 8;
-        GD_TRY(gd_diskmap_get(map, chunk, count * 8, q.l1 + i * 8,
-                              "the table of the first level", err));
-        for (size_t k = 0; k < count; k++) {
-            GD_TRY(walk_l1_entry(&q, gd_get64_be(chunk + k * 8), err));
-        }
-        i += count;
+    gd_disk_table table = {.place = q.l1,
+                           .entries = q.l1_entries,
+                           .size = 8,
+                           .what = "the table of the first level"};
+    for (uint64_t i = 0; i < q.l1_entries; i++) {
+        const uint8_t *entry;
+        GD_TRY(gd_disk_table_get(map, &table, i, &entry, err));
+        GD_TRY(walk_l1_entry(&q, gd_get64_be(entry), err));
     }
     return GD_OK;
 }

@@ -20,7 +20,6 @@ enum {
     LINKS_LENGTH = 32,
     MIN_BLOCK = 4096,
     MAX_BLOCK = 256 << 20,
-    CHUNK = 2048,
 };
 
 #define VERSION_1_1 UINT32_C(0x00010001)
@@ -62,11 +61,11 @@ add_block(gd_diskmap *map, uint32_t number, uint64_t data, uint64_t block,
 gd_status
 gd_vdi_map(gd_diskmap *map, gd_error *err)
 {
-    uint8_t header[HEADER], chunk[CHUNK];
+    uint8_t header[HEADER];
     GD_TRY(gd_diskmap_get(map, header, HEADER, 0, "the header", err));
     GD_TRY(require_kind(header, err));
     GD_TRY(gd_diskmap_set_size(map, gd_get64(header + 368), err));
-    uint64_t table = gd_get32(header + 340), data = gd_get32(header + 344);
+    uint64_t data = gd_get32(header + 344);
     uint64_t block = gd_get32(header + 376), blocks = gd_get32(header + 384);
     if (block < MIN_BLOCK || block > MAX_BLOCK || (block & (block - 1)) != 0 ||
         gd_get32(header + 380) != 0 ||
@@ -75,15 +74,14 @@ gd_vdi_map(gd_diskmap *map, gd_error *err)
                        "it has %" PRIu64 " blocks of %" PRIu64 " bytes",
                        blocks, block);
     }
+    gd_disk_table table = {.place = gd_get32(header + 340),
+                           .entries = blocks,
+                           .size = 4,
+                           .what = "the table of blocks"};
     for (uint64_t i = 0; i < blocks && map->mapped < map->size; i++) {
-        size_t at = i % (CHUNK / 4) * 4;
-        if (at == 0) {
-            uint64_t left = (blocks - i) * 4;
-            GD_TRY(gd_diskmap_get(map, chunk,
-                                  left < CHUNK ? (size_t)left : CHUNK,
-                                  table + i * 4, "the table of blocks", err));
-        }
-        GD_TRY(add_block(map, gd_get32(chunk + at), data, block, err));
+        const uint8_t *entry;
+        GD_TRY(gd_disk_table_get(map, &table, i, &entry, err));
+        GD_TRY(add_block(map, gd_get32(entry), data, block, err));
     }
     return GD_OK;
 }

@@ -29,7 +29,6 @@ enum {
     CHECKSUM_HEADER = 36,
     MIN_BLOCK = 4096,
     MAX_BLOCK = 256 << 20,
-    CHUNK = 2048,
 };
 
 #define VERSION_1 UINT32_C(0x00010000)
@@ -110,21 +109,15 @@ gd_vhd_map_fixed(gd_diskmap *map, bool *found, gd_error *err)
 }
 
 static gd_status
-walk_table(gd_diskmap *map, uint64_t table, uint64_t entries, uint64_t block,
+walk_table(gd_diskmap *map, gd_disk_table *table, uint64_t block,
            gd_error *err)
 {
-    uint8_t chunk[CHUNK];
     uint64_t bitmap = (block / GD_DISK_SECTOR / 8 + GD_DISK_SECTOR - 1) /
                       GD_DISK_SECTOR * GD_DISK_SECTOR;
-    for (uint64_t i = 0; i < entries && map->mapped < map->size; i++) {
-        size_t at = i % (CHUNK / 4) * 4;
-        if (at == 0) {
-            uint64_t left = (entries - i) * 4;
-            GD_TRY(gd_diskmap_get(map, chunk,
-                                  left < CHUNK ? (size_t)left : CHUNK,
-                                  table + i * 4, "the table of blocks", err));
-        }
-        uint32_t sector = gd_get32_be(chunk + at);
+    for (uint64_t i = 0; i < table->entries && map->mapped < map->size; i++) {
+        const uint8_t *entry;
+        GD_TRY(gd_disk_table_get(map, table, i, &entry, err));
+        uint32_t sector = gd_get32_be(entry);
         gd_disk_piece piece = {
             .kind = sector == NO_BLOCK ? GD_DISK_UNALLOCATED : GD_DISK_PLAIN,
             .offset = map->mapped,
@@ -156,5 +149,9 @@ gd_vhd_map(gd_diskmap *map, gd_error *err)
                        "its table has %" PRIu64 " blocks of %" PRIu64 " bytes",
                        entries, block);
     }
-    return walk_table(map, gd_get64_be(header + 16), entries, block, err);
+    gd_disk_table table = {.place = gd_get64_be(header + 16),
+                           .entries = entries,
+                           .size = 4,
+                           .what = "the table of blocks"};
+    return walk_table(map, &table, block, err);
 }

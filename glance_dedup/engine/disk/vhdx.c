@@ -25,7 +25,6 @@ enum {
     ITEM = 32,
     MIN_BLOCK = 1 << 20,
     MAX_BLOCK = 256 << 20,
-    CHUNK = 2048,
     REQUIRED = 1,   /* flag of a region */
     IS_REQUIRED = 4, /* flag of an item */
     HAS_PARENT = 2,
@@ -272,7 +271,6 @@ add_block(const vhdx *v, uint64_t entry, gd_error *err)
 static gd_status
 walk_blocks(const vhdx *v, gd_error *err)
 {
-    uint8_t chunk[CHUNK];
     uint64_t in_chunk = (v->sector << 23) / v->block; /* blocks of a bitmap */
     uint64_t blocks = v->map->size / v->block +
                       (v->map->size % v->block != 0);
@@ -281,17 +279,15 @@ walk_blocks(const vhdx *v, gd_error *err)
         return gd_fail(err, GD_INVALID,
                        "its table of blocks is too small for its disk");
     }
+    gd_disk_table table = {.place = v->bat.offset,
+                           .entries = entries,
+                           .size = 8,
+                           .what = "the table of blocks"};
     for (uint64_t i = 0; i < entries; i++) {
-        size_t at = i % (CHUNK / 8) * 8;
-        if (at == 0) {
-            uint64_t left = (entries - i) * 8;
-            GD_TRY(gd_diskmap_get(v->map, chunk,
-                                  left < CHUNK ? (size_t)left : CHUNK,
-                                  v->bat.offset + i * 8,
-                                  "the table of blocks", err));
-        }
+        const uint8_t *entry;
+        GD_TRY(gd_disk_table_get(v->map, &table, i, &entry, err));
         if (i % (in_chunk + 1) != in_chunk) {
-            GD_TRY(add_block(v, gd_get64(chunk + at), err));
+            GD_TRY(add_block(v, gd_get64(entry), err));
         }
     }
     return GD_OK;

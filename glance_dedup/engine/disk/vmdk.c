@@ -254,16 +254,17 @@ add_grain(const vmdk *v, uint32_t sector, gd_error *err)
 static gd_status
 walk_table(const vmdk *v, uint32_t sector, gd_error *err)
 {
-    uint8_t table[ENTRIES * 4];
-    uint64_t at;
+    gd_disk_table table = {
+        .entries = ENTRIES, .size = 4, .what = "a table"};
     if (sector == 0) {
         return gd_diskmap_add_hole(v->map, GD_DISK_UNALLOCATED,
                                    v->grain * ENTRIES, err);
     }
-    GD_TRY(to_bytes(v, sector, "a table", &at, err));
-    GD_TRY(gd_diskmap_get(v->map, table, sizeof table, at, "a table", err));
-    for (size_t i = 0; i < ENTRIES && v->map->mapped < v->map->size; i++) {
-        GD_TRY(add_grain(v, gd_get32(table + i * 4), err));
+    GD_TRY(to_bytes(v, sector, table.what, &table.place, err));
+    for (uint64_t i = 0; i < ENTRIES && v->map->mapped < v->map->size; i++) {
+        const uint8_t *entry;
+        GD_TRY(gd_disk_table_get(v->map, &table, i, &entry, err));
+        GD_TRY(add_grain(v, gd_get32(entry), err));
     }
     return GD_OK;
 }
@@ -272,18 +273,16 @@ gd_status
 gd_vmdk_map(gd_diskmap *map, gd_error *err)
 {
     vmdk v = {.map = map};
-    uint8_t chunk[GD_DISK_SECTOR];
     GD_TRY(decode_header(&v, err));
     GD_TRY(require_alone(&v, err));
-    for (uint64_t i = 0; i < v.tables;) {
-        uint64_t left = v.tables - i, most = sizeof chunk / 4;
-        size_t count = (size_t)(left < most ? left : most);
-        GD_TRY(gd_diskmap_get(map, chunk, count * 4, v.directory + i * 4,
-                              "the directory", err));
-        for (size_t k = 0; k < count; k++) {
-            GD_TRY(walk_table(&v, gd_get32(chunk + k * 4), err));
-        }
-        i += count;
+    gd_disk_table directory = {.place = v.directory,
+                               .entries = v.tables,
+                               .size = 4,
+                               .what = "the directory"};
+    for (uint64_t i = 0; i < v.tables; i++) {
+        const uint8_t *entry;
+        GD_TRY(gd_disk_table_get(map, &directory, i, &entry, err));
+        GD_TRY(walk_table(&v, gd_get32(entry), err));
     }
     return GD_OK;
 }
